@@ -1,0 +1,11 @@
+"""The `trieton` command: one module per group of subcommands, imported only when its command runs."""
+
+import typer
+
+app = typer.Typer(
+    name="trieton",
+    help="Generative retrieval on NVIDIA Triton Inference Server, held to a catalogue by an exact constraint.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)

@@ -1,0 +1,1 @@
+"""Export of retrievers to ONNX, one file per model family."""

@@ -1,0 +1,1 @@
+"""Client of the served model; needs tritonclient and numpy only."""

@@ -1,0 +1,1 @@
+"""One constrained beam step, three times with one signature."""
