@@ -44,7 +44,7 @@ def beam_search(
             for code in sorted(children[prefix]):
                 total = np.float32(score + step[code])
                 if total > -np.inf:
-                    candidates.append((-total, parent, code, prefix + (code,), total))
+                    candidates.append((-total, parent, code, (*prefix, code), total))
         candidates.sort(key=lambda c: c[:3])
         if level < num_levels - 1 and len(candidates) > width:
             bound = max(bound, float(candidates[width][4]))

@@ -180,7 +180,8 @@ def _without_repeats(codes: np.ndarray, ids: np.ndarray, order: np.ndarray, drop
             )
         if not drop:
             raise ValueError(
-                f"item {item!r} with semantic ID {codes[a].tolist()} stands in rows {a} and {b}; pass drop_repeats=True to keep one"
+                f"item {item!r} with semantic ID {codes[a].tolist()} stands in rows {a} and {b}; "
+                "drop_repeats=True keeps one"
             )
         repeated[b] = True
     return np.flatnonzero(~repeated[order])

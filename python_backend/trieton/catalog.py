@@ -95,7 +95,8 @@ def encode_item_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, *, tex
         raw = value.encode() if isinstance(value, str) else value
         if not raw or len(raw) > MAX_ID_BYTES or b"\0" in raw:
             raise ValueError(
-                f"item ids: row {row}: expected 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, got {raw[:40]!r} ({len(raw)} bytes)"
+                f"item ids: row {row}: expected 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, "
+                f"got {len(raw)} bytes: {raw[:40]!r}"
             )
         encoded.append(raw)
     return np.array(encoded, f"S{max(map(len, encoded))}")

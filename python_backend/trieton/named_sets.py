@@ -1,4 +1,4 @@
-"""Named sets of a version: which items are fresh, in stock, of a region. Stored as a bitmap or a list, whichever is smaller."""
+"""Named sets of a version, e.g. fresh or region_us. Each is stored as a bitmap or a list, whichever is smaller."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -39,7 +39,7 @@ class DamagedFileError(ValueError):
 def _chunks(array: np.ndarray) -> Iterator[memoryview]:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, _CHUNK):
-        yield memoryview(flat[start : start + _CHUNK])
+        yield flat[start : start + _CHUNK].data
 
 
 def write_tensors(
