@@ -25,6 +25,7 @@ class Plane:
         item_bits: packed allowed items uint8 [ceil(num_items / 8)], or None for all.
         excluded: int64, sorted positions of excluded items.
         included: int64, sorted positions of the only allowed items, already reduced by everything else; None for all.
+        num_unknown: distinct ids of the include list that the version does not have; they were ignored.
     """
 
     bits: tuple[np.ndarray | None, ...]
@@ -33,6 +34,13 @@ class Plane:
     item_bits: np.ndarray | None = None
     excluded: np.ndarray | None = None
     included: np.ndarray | None = None
+    num_unknown: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; what two fields share counts once."""
+        fields = (*self.bits, *(self.dead or ()), *(self.alive or ()), self.item_bits, self.excluded, self.included)
+        return sum({id(a): a.nbytes for a in fields if a is not None}.values())
 
     def allows(self, positions: np.ndarray) -> np.ndarray:
         """bool per item position: whether the request may be given that item."""
