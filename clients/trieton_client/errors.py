@@ -1,0 +1,59 @@
+"""What can go wrong with a call, and how a server's answer becomes one of these errors."""
+
+from tritonclient.utils import InferenceServerException
+
+
+class ClientError(Exception):
+    """Base of every error of this package.
+
+    Attributes:
+        reason: what the server (or the connection) said, without any prefix of this package.
+    """
+
+    def __init__(self, reason: str, *, where: str = ""):
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.reason = reason
+
+
+class InvalidRequestError(ClientError, ValueError):
+    """The request cannot be answered as it is: repeating it gives the same error."""
+
+
+class NotFoundError(ClientError):
+    """The server has no such model or version."""
+
+
+class UnavailableError(ClientError, ConnectionError):
+    """Nobody there, queue full, or no version ready. The client has already retried; later may work."""
+
+
+class DeadlineError(ClientError, TimeoutError):
+    """No answer within the call's deadline."""
+
+
+class ServerError(ClientError):
+    """The server failed on this request; its log says why."""
+
+
+_KINDS: dict[str, type[ClientError]] = {
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "UNIMPLEMENTED": InvalidRequestError,
+    "NOT_FOUND": NotFoundError,
+    "UNAVAILABLE": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "CANCELLED": DeadlineError,
+    "400": InvalidRequestError,
+    "404": NotFoundError,
+    "408": DeadlineError,
+    "429": UnavailableError,
+    "501": InvalidRequestError,
+    "502": UnavailableError,
+    "503": UnavailableError,
+    "504": DeadlineError,
+}
+
+
+def error_from(failure: InferenceServerException, where: str) -> ClientError:
+    """The error of this package that says what `failure` of tritonclient says."""
+    status = str(failure.status() or "").removeprefix("StatusCode.")
+    return _KINDS.get(status, ServerError)(failure.message() or status or "no reason given", where=where)
