@@ -19,8 +19,12 @@ from trieton.plane_cache import CacheStats, PlaneCache
 
 __all__ = ["CacheStats", "ConstraintError", "compile_constraint", "plane_cache", "precompile"]
 
-# Up to so many allowed items a plane is a list of edges per level: no bit per edge to make or keep.
+# A plane of few allowed items is a list of edges per level: of at most so many items, and where the list, at so many bits
+# an edge, is not larger than the bits it stands for.
 SMALL_SET = 1024
+LISTED_EDGE_BITS = 64
+
+_ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)  # set bits of each byte
 
 ItemIds = Sequence[int] | Sequence[str] | np.ndarray
 
@@ -101,7 +105,7 @@ def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
     allowed = _count_bits(item_bits, 0, index.num_items)
     if allowed == index.num_items:
         return Plane(bits=(None,) * _num_plane_levels(index))
-    if allowed <= SMALL_SET:
+    if allowed <= SMALL_SET and allowed * LISTED_EDGE_BITS * _num_plane_levels(index) <= index.num_leaves:
         return _list_plane(index, np.flatnonzero(np.unpackbits(item_bits, count=index.num_items, bitorder="little")))
     leaf_ptr = index.catalog.leaf_ptr
     bits = [item_bits if leaf_ptr is None else _lift(item_bits, leaf_ptr)]
@@ -188,17 +192,16 @@ def _any_bit(bits, lo, hi):
 @njit(nogil=True, cache=True)
 def _count_bits(bits, lo, hi):
     """How many of the bits lo .. hi are set."""
-    count = 0
-    at = lo
-    while at < hi:
-        byte = bits[at >> 3] >> np.uint8(at & 7)
-        upto = min(hi, (at | 7) + 1)
-        if upto - at < 8:
-            byte &= np.uint8((1 << (upto - at)) - 1)
-        while byte:
-            byte &= np.uint8(byte - np.uint8(1))
-            count += 1
-        at = upto
+    if lo >= hi:
+        return 0
+    first, last = lo >> 3, (hi - 1) >> 3
+    head = np.uint8(0xFF << (lo & 7))
+    tail = np.uint8(0xFF >> (7 - ((hi - 1) & 7)))
+    if first == last:
+        return int(_ONES[bits[first] & head & tail])
+    count = int(_ONES[bits[first] & head]) + int(_ONES[bits[last] & tail])
+    for byte in range(first + 1, last):
+        count += int(_ONES[bits[byte]])
     return count
 
 
@@ -207,9 +210,14 @@ def _lift(bits, ptr):
     """Bits of the level above: bit e is set when any of the bits ptr[e] .. ptr[e + 1] is."""
     edges = len(ptr) - 1
     out = np.zeros((edges + 7) // 8, np.uint8)
-    for edge in range(edges):
-        if _any_bit(bits, np.int64(ptr[edge]), np.int64(ptr[edge + 1])):
-            out[edge >> 3] |= np.uint8(1 << (edge & 7))
+    lo = np.int64(ptr[0])
+    for byte in range(len(out)):
+        packed = 0
+        for edge in range(byte * 8, min(edges, byte * 8 + 8)):
+            hi = np.int64(ptr[edge + 1])
+            packed |= np.int64(_any_bit(bits, lo, hi)) << (edge & 7)
+            lo = hi
+        out[byte] = packed
     return out
 
 

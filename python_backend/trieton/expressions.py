@@ -29,7 +29,7 @@ _GRAMMAR = r"""
       | "(" any_of ")"
 
 NAME: /[\w.:\/][\w.:\/-]*/
-QUOTED: /"(\\["\\]|[^"\\\n])+"/
+QUOTED: /"(\\["\\]|[^"\\])+"/
 %ignore /[ \t\r\n]+/
 """
 _PLAIN = re.compile(r"[\w.:/][\w.:/-]*")

@@ -77,9 +77,10 @@ class PlaneCache:
         with self._lock:
             del self._in_flight[key]
             self._compile_seconds += time.perf_counter() - started
-            self._held[key] = plane
-            self._bytes += plane.nbytes
-            self._shrink()
+            if plane.nbytes <= self._max_bytes:
+                self._held[key] = plane
+                self._bytes += plane.nbytes
+                self._shrink()
         future.set_result(plane)
         return plane
 
