@@ -1,1 +1,5 @@
-"""Export of retrievers to ONNX, one file per model family."""
+"""Export of Hugging Face models to the two graphs of a retriever, one file per model family."""
+
+from trieton_builder.export.exporter import Export, export_retriever
+
+__all__ = ["Export", "export_retriever"]

@@ -1,0 +1,120 @@
+"""The exported graphs on ONNX Runtime, bound so that no tensor is copied between steps.
+
+The prompt's keys and values stay where prefill wrote them and are bound once; a step binds its tokens, its parents and
+the suffix that the step before put out.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+SMALL_MODEL = 8 << 20  # bytes of graph files below which handing work to a second thread costs more than it saves
+
+
+class OnnxEngine:
+    """`prefill.onnx` and `decode.onnx` of one retriever. Safe to call from several threads."""
+
+    def __init__(self, folder: Path, *, threads: int | None = None):
+        """Load the graphs.
+
+        Args:
+            threads: threads of an operator; None takes one for a small model, else every core this process may use.
+
+        Raises:
+            ValueError: a graph is missing or ONNX Runtime cannot read it.
+        """
+        if threads is None:
+            size = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
+            threads = 1 if size < SMALL_MODEL else len(os.sched_getaffinity(0))
+        self.device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
+        self._prefill = _session(folder / "prefill.onnx", threads)
+        self._decode = _session(folder / "decode.onnx", threads)
+        outputs = [output.name for output in self._prefill.get_outputs()]
+        self._prefix = [name for name in outputs if name.startswith("prefix.")]
+        self._prefill_outputs = outputs
+        self._decode_outputs = [output.name for output in self._decode.get_outputs()]
+        present = [name for name in self._decode_outputs if name.startswith("present.")]
+        self._past = [name.replace("present.", "past_key_values.", 1) for name in present]
+        self._first_suffix = present[0] in outputs
+        shapes = {value.name: value for value in self._decode.get_inputs()}
+        self._suffix_heads_dim = [shapes[name].shape[2::2] for name in self._past]  # [G, D] of [B, P, G, t, D]
+        self._suffix_type = [_numpy_type(shapes[name].type) for name in self._past]
+
+    def prefill(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, level_tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, "OnnxState"]:
+        """int64 [B, S], int64 [B, S], int64 [W] -> logits float32 [B, 1, W], log_z float32 [B, 1], state."""
+        binding = self._prefill.io_binding()
+        binding.bind_cpu_input("input_ids", input_ids)
+        binding.bind_cpu_input("attention_mask", attention_mask)
+        binding.bind_cpu_input("level_tokens", level_tokens)
+        logits, log_z, *rest = self._run(self._prefill, binding, self._prefill_outputs)
+        prefix, suffix = rest[: len(self._prefix)], rest[len(self._prefix) :]
+        if not self._first_suffix:
+            suffix = [
+                ort.OrtValue.ortvalue_from_numpy(np.zeros((len(input_ids), 1, heads, 0, dim), dtype), self.device)
+                for (heads, dim), dtype in zip(self._suffix_heads_dim, self._suffix_type, strict=True)
+            ]
+        bound = self._decode.io_binding()
+        bound.bind_cpu_input("attention_mask", attention_mask)
+        for name, value in zip(self._prefix, prefix, strict=True):
+            bound.bind_ortvalue_input(name, value)
+        # ONNX Runtime reads the arrays in place, so the state keeps them alive.
+        return logits.numpy(), log_z.numpy(), OnnxState(bound, suffix, (attention_mask, *prefix))
+
+    def decode(
+        self, state: "OnnxState", input_ids: np.ndarray, parents: np.ndarray, level_tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One token per beam: int64 [B, M], int64 [B, M], int64 [W] -> logits float32 [B, M, W], log_z float32 [B, M].
+
+        `state` afterwards holds the suffixes of these beams.
+        """
+        binding = state.binding
+        binding.bind_cpu_input("input_ids", input_ids)
+        binding.bind_cpu_input("parents", parents)
+        binding.bind_cpu_input("level_tokens", level_tokens)
+        for name, value in zip(self._past, state.suffix, strict=True):
+            binding.bind_ortvalue_input(name, value)
+        logits, log_z, *state.suffix = self._run(self._decode, binding, self._decode_outputs)
+        return logits.numpy(), log_z.numpy()
+
+    def _run(self, session: ort.InferenceSession, binding: ort.IOBinding, outputs: list[str]) -> list[ort.OrtValue]:
+        for name in outputs:
+            binding.bind_output(name, "cpu" if name in ("logits", "log_z") else self.device)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()
+
+
+class OnnxState:
+    """Keys and values of one batch: the prompt's, bound, and the suffixes of the current beams."""
+
+    __slots__ = ("_alive", "binding", "suffix")
+
+    def __init__(self, binding: ort.IOBinding, suffix: list[ort.OrtValue], alive: tuple):
+        self.binding = binding
+        self.suffix = suffix
+        self._alive = alive
+
+
+def _session(path: Path, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Waiting threads that spin would take the cores from the other instances and from the beam step between two runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    providers = [name for name in wanted if name in ort.get_available_providers()]
+    try:
+        return ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise ValueError(f"{path}: ONNX Runtime cannot load it: {str(error).strip()[:300]}") from None
+
+
+def _numpy_type(name: str) -> np.dtype:
+    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    if name not in types:
+        raise ValueError(f"keys/values of type {name}: expected one of {sorted(types)}")
+    return np.dtype(types[name])
