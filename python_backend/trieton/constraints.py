@@ -19,8 +19,8 @@ from trieton.plane_cache import CacheStats, PlaneCache
 
 __all__ = ["CacheStats", "ConstraintError", "compile_constraint", "plane_cache", "precompile"]
 
-# A plane of few allowed items is a list of edges per level: of at most so many items, and where the list, at so many bits
-# an edge, is not larger than the bits it stands for.
+# A plane of few allowed items is a list of edges per level: of at most so many items, and only where the list, at so many
+# bits an edge, is not larger than the bits it stands for.
 SMALL_SET = 1024
 LISTED_EDGE_BITS = 64
 
@@ -215,7 +215,8 @@ def _lift(bits, ptr):
         packed = 0
         for edge in range(byte * 8, min(edges, byte * 8 + 8)):
             hi = np.int64(ptr[edge + 1])
-            packed |= np.int64(_any_bit(bits, lo, hi)) << (edge & 7)
+            if _any_bit(bits, lo, hi):
+                packed |= 1 << (edge & 7)
             lo = hi
         out[byte] = packed
     return out
