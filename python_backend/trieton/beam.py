@@ -69,12 +69,14 @@ def beam_search(
         ValueError: arguments or logits of the wrong shape or type. Numbers that are wrong (NaN, +inf) fail their own
             request only: `BeamResult.errors`.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
     widths = _checked_widths(beam_width, batch_size)
     planes = list(constraints) if constraints is not None else [None] * batch_size
     if len(planes) != batch_size:
         raise ValueError(f"constraints: expected {batch_size}, one per request, got {len(planes)}")
     search = _open(kernel, index)(index, widths, planes)
-    width = int(widths.max(initial=1))
+    width = int(widths.max())
     codes = parents = None
     for level in range(index.num_levels):
         logits, log_z = _checked(next_logits(level, codes, parents), index, level, batch_size, width if level else 1)
@@ -95,7 +97,7 @@ def _checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: in
     given = np.asarray(beam_width)
     if given.dtype.kind not in "iu" or given.shape not in ((), (batch_size,)):
         raise ValueError(f"beam_width: expected an integer or {batch_size} of them, got {beam_width!r}")
-    if given.size and int(given.min()) < 1:
+    if int(given.min()) < 1:
         raise ValueError(f"beam_width: expected at least 1, got {int(given.min())}")
     return np.broadcast_to(given, (batch_size,)).astype(np.int32)
 

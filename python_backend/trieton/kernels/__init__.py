@@ -19,8 +19,8 @@ The step, in the words every kernel follows (M = the largest width, M' = 1 at le
     candidates of request b: children (m, c) of live beams that are in the trie and in the plane
     new beams of request b: its best widths[b] by (score[b, m] + log_p descending, m ascending, c ascending)
 
-All of it in float32, so that kernels agree bit for bit. A candidate of score -inf does not exist. NaN or +inf in the row
-of a live beam that has not ended fails the whole request: all its beams die.
+All of it in float32, so that kernels agree bit for bit. A candidate of score -inf does not exist. NaN or +inf in the
+row of a live beam that has not ended fails the whole request: all its beams die.
 """
 
 from collections.abc import Sequence

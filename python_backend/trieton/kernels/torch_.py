@@ -20,7 +20,7 @@ class Search:
         self.index, self.planes, self.device = index, planes, torch.device(index.device)
         batch, levels = len(widths), index.num_levels
         self.widths = torch.as_tensor(widths, dtype=torch.int64, device=self.device)  # [B]
-        self.width = int(widths.max(initial=1))
+        self.width = int(widths.max())
         self.score = torch.zeros((batch, 1), device=self.device)  # [B, M']
         self.lo = torch.full((batch, 1), int(index.row_ptr[0][0]), device=self.device)
         self.hi = torch.full((batch, 1), int(index.row_ptr[0][1]), device=self.device)
