@@ -138,3 +138,14 @@ def test_a_version_without_sets_says_so():
 def test_something_other_than_text_is_refused(index):
     with pytest.raises(ConstraintError, match="expected the expression as text, got int"):
         compile_constraint(index, 5)
+
+
+def test_a_base_expression_holds_besides_and_errors_keep_the_position_of_their_own_text(index):
+    both = compile_constraint(index, "b or c", base="a")
+    assert both is compile_constraint(index, "a and (c or b)")
+    assert compile_constraint(index, base="a") is compile_constraint(index, "a")
+    with pytest.raises(ConstraintError) as caught:
+        compile_constraint(index, "b or d", base="a and b and c")
+    assert caught.value.position == 5
+    deepest = "not " * MAX_DEPTH + "a"
+    assert compile_constraint(index, deepest, base=deepest) is compile_constraint(index, "a")

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import njit
 
-from trieton.expressions import ConstraintError, Expression, check_names, parse
+from trieton.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.index import StaticIndex
 from trieton.plane import Plane
 from trieton.plane_cache import CacheStats, PlaneCache
 
 __all__ = ["CacheStats", "ConstraintError", "compile_constraint", "plane_cache", "precompile"]
 
-# A plane of few allowed items is a list of edges per level: of at most so many items, and only where the list, at so many
-# bits an edge, is not larger than the bits it stands for.
+# A plane of few allowed items is a list of edges per level: of at most so many items, and only where such a list, at so
+# many bits an edge, is not larger than the bits it stands for.
 SMALL_SET = 1024
 LISTED_EDGE_BITS = 64
 
@@ -37,6 +37,8 @@ def compile_constraint(
     expression: str | None = None,
     include: ItemIds | None = None,
     exclude: ItemIds | None = None,
+    *,
+    base: str | None = None,
 ) -> Plane:
     """The plane of one request; exact, and cached by the normalised expression.
 
@@ -46,23 +48,24 @@ def compile_constraint(
             empty list allows nothing. Ids that the version does not have are ignored and counted in
             `Plane.num_unknown`: they never stand for another item, and a list of nothing else allows nothing.
         exclude: ids of items not allowed. Ids that the version does not have are ignored.
+        base: an expression that holds besides `expression`, such as what a version may answer at all.
 
     Lists may be in any order and hold an id more than once.
 
     Raises:
         ConstraintError: a fault in the expression (with its position) or a list of the wrong kind of ids.
     """
-    base = _expression_plane(index, expression)
+    plane = _expression_plane(index, [text for text in (base, expression) if text is not None])
     unwanted = None if exclude is None else _known_positions(index, exclude, "exclude")[0]
     if include is not None:
         wanted, num_unknown = _known_positions(index, include, "include")
-        wanted = wanted[base.allows(wanted)]
+        wanted = wanted[plane.allows(wanted)]
         return _list_plane(index, _without(wanted, unwanted), num_unknown)
     if unwanted is None or not len(unwanted):
-        return base
-    if base.included is not None:
-        return _list_plane(index, _without(base.included, unwanted))
-    return _excluding(index, base, unwanted[base.allows(unwanted)])
+        return plane
+    if plane.included is not None:
+        return _list_plane(index, _without(plane.included, unwanted))
+    return _excluding(index, plane, unwanted[plane.allows(unwanted)])
 
 
 def precompile(index: StaticIndex, expressions: Iterable[str] = ()) -> None:
@@ -72,7 +75,7 @@ def precompile(index: StaticIndex, expressions: Iterable[str] = ()) -> None:
         ConstraintError: the first expression that cannot be compiled.
     """
     for expression in expressions:
-        _expression_plane(index, expression)
+        _expression_plane(index, [expression])
     some = index.catalog.item_ids[:1]
     compile_constraint(index, include=some, exclude=some)
     compile_constraint(index, exclude=some)
@@ -90,13 +93,16 @@ def plane_cache(index: StaticIndex) -> PlaneCache:
 # ---- expressions
 
 
-def _expression_plane(index: StaticIndex, text: str | None) -> Plane:
-    if text is None:
+def _expression_plane(index: StaticIndex, texts: Sequence[str]) -> Plane:
+    """The plane of the items that every one of `texts` allows."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
+        check_names(text, parse(text), index.sets)
+    if not texts:
         return Plane(bits=(None,) * _num_plane_levels(index))
-    if not isinstance(text, str):
-        raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
-    expression = parse(text)
-    check_names(text, expression, index.sets)
+    # Joined after parsing, so that an error's position is the one in its own text and limits hold for each.
+    expression = combined("and", [parse(text) for text in texts])
     return plane_cache(index).get(expression.text, lambda: _plane_of(index, expression))
 
 
