@@ -253,6 +253,8 @@ class TritonServer:
             f"--metrics-port={metrics_port}",
             f"--http-restricted-api={RESTRICTED}:{control}",
             f"--grpc-restricted-protocol={RESTRICTED}:{control}",
+            # Our configuration is complete; to guess at it the server would start every model twice (1 s or more).
+            "--disable-auto-complete-config",
             f"--strict-readiness={str(self._strict_readiness).lower()}",
             f"--exit-timeout-secs={self.exit_timeout}",
         ]

@@ -9,3 +9,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+from trieton_builder.cli import doctor  # noqa: E402, F401
