@@ -91,6 +91,9 @@ def assemble(
     try:
         fill(partial)
         (partial / "model.py").write_text(MODEL_PY)
+        # An empty file where Python would make a folder for bytecode: the stub ignores PYTHONDONTWRITEBYTECODE, and a
+        # file that appears in a version makes the server initialise that version again at the next load.
+        (partial / "__pycache__").touch()
         files = sorted(p for p in partial.rglob("*") if p.is_file())
         manifest: dict[str, Any] = {
             "format": FORMAT,
