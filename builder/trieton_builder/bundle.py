@@ -91,9 +91,9 @@ def assemble(
     try:
         fill(partial)
         (partial / "model.py").write_text(MODEL_PY)
-        # An empty file where Python would make a folder for bytecode: the stub ignores PYTHONDONTWRITEBYTECODE, and a
+        # A file where Python would make a folder for bytecode: the stub ignores PYTHONDONTWRITEBYTECODE, and a
         # file that appears in a version makes the server initialise that version again at the next load.
-        (partial / "__pycache__").touch()
+        (partial / "__pycache__").write_text("A file, so that no folder of bytecode appears here.\n")
         files = sorted(p for p in partial.rglob("*") if p.is_file())
         manifest: dict[str, Any] = {
             "format": FORMAT,
