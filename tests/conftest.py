@@ -30,3 +30,28 @@ def make_tiny_retriever(tiny_graphs: Path, tmp_path_factory: pytest.TempPathFact
 def tiny_retriever_dir(make_tiny_retriever: Callable[..., Path]) -> Path:
     """A retriever with codebook sizes (8, 8, 8)."""
     return make_tiny_retriever((8, 8, 8))
+
+
+@pytest.fixture(scope="session")
+def make_tiny_bundle(
+    make_tiny_retriever: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """`make_tiny_bundle(seed=0, text_ids=False, num_items=300, **options of write_bundle)`: a whole bundle on disk.
+
+    Item ids are 1000, 1001, ... (or "item-1000", ...) in the order of `tiny_catalogue(seed, num_items)`; about a third
+    of the items share their semantic ID with another; sets: even, third, rare (1 in 50), none_at_all.
+    """
+    from tiny_bundle import write_tiny_bundle
+
+    def make(*, seed: int = 0, text_ids: bool = False, num_items: int = 300, **options: object) -> Path:
+        out_dir = tmp_path_factory.mktemp("bundle") / "bundle"
+        write_tiny_bundle(out_dir, make_tiny_retriever, seed=seed, text_ids=text_ids, num_items=num_items, **options)
+        return out_dir
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(make_tiny_bundle: Callable[..., Path]) -> Path:
+    """The bundle that most tests of the search and the server share. Never change it."""
+    return make_tiny_bundle(expressions=("even and not rare",))

@@ -160,6 +160,7 @@ ensemble_scheduling {
 
 def render_config(
     *,
+    name: str = MODEL_NAME,
     text_ids: bool = False,
     max_batch_size: int = 32,
     instances: int = 1,
@@ -177,6 +178,7 @@ def render_config(
     """The config.pbtxt of `generative_retriever`.
 
     Args:
+        name: the model's name; another one serves a second catalogue beside the first.
         text_ids: item ids of the catalogue are strings (else int64).
         device: "cpu", or "gpu" for one group of instances per visible GPU.
         threads: per instance; 0 divides the cores by the number of instances.
@@ -194,9 +196,9 @@ def render_config(
         "max_list_items": max_list_items,
         "max_queue_size": max_queue_size,
     }
-    for name, value in counts.items():
+    for option, value in counts.items():
         if value < 1:
-            raise ValueError(f"{name}: expected a positive number, got {value}")
+            raise ValueError(f"{option}: expected a positive number, got {value}")
     for what in ("num_results", "beam_width"):
         default, largest = counts[f"default_{what}"], counts[f"max_{what}"]
         if default > largest:
@@ -213,7 +215,7 @@ def render_config(
         )
     return _RETRIEVER.substitute(
         counts,
-        name=MODEL_NAME,
+        name=name,
         id_type=_id_type(text_ids),
         padding='""' if text_ids else "-1",
         instance_kind=f"KIND_{device.upper()}",

@@ -1,0 +1,124 @@
+"""Figures of a running instance, in the server's own metrics endpoint.
+
+Names and labels are bounded: the model's name, and for stages and outcomes a fixed list. Versions and bundles are
+values, not labels, because a label that changes with every rollout leaves its old series behind for ever. Instances of
+one model add to the same counters.
+"""
+
+import threading
+from typing import Any
+
+from trieton.constraints import plane_cache
+from trieton.search import STAGES, Searcher
+
+SECONDS = 0.5  # how often figures travel; each one is a message to the server, too dear to send per request
+
+OUTCOMES = ("ok", "invalid", "cancelled", "failed")
+COUNTERS = {
+    "trieton_searches": ("Queries by how they ended", "outcome"),
+    "trieton_batches": ("Calls of the beam search", None),
+    "trieton_batched_queries": ("Queries in the batches that the server formed", None),
+    "trieton_executions": ("Batches that the server formed", None),
+    "trieton_levels": ("Levels searched, summed over queries", None),
+    "trieton_results": ("Items returned", None),
+    "trieton_short_results": ("Queries with fewer items than asked for", None),
+    "trieton_certified_results": ("Queries whose result is proven to be the true top", None),
+    "trieton_unknown_items": ("History items that the catalogue does not have", None),
+    "trieton_stage_seconds": ("Time by stage of the search", "stage"),
+    "trieton_plane_cache_hits": ("Constraints found compiled", None),
+    "trieton_plane_cache_misses": ("Constraints compiled", None),
+    "trieton_plane_cache_evictions": ("Compiled constraints dropped for space", None),
+    "trieton_compile_seconds": ("Time spent compiling constraints", None),
+}
+GAUGES = {
+    "trieton_plane_cache_bytes": "Size of the compiled constraints held",
+    "trieton_index_items": "Items of the newest version",
+    "trieton_index_leaves": "Distinct semantic IDs of the newest version",
+    "trieton_index_bytes": "Size of the trie of the newest version",
+    "trieton_model_version": "Newest version that became ready",
+    "trieton_bundle": "First 12 hex digits of that version's bundle id, as a number",
+    "trieton_ready_time_seconds": "Unix time at which that version became ready",
+}
+
+
+class Reporter:
+    """Sends what has changed twice a second, from a thread of its own, so that no request waits for it."""
+
+    def __init__(self, pb_utils: Any, searcher: Searcher, *, model: str, version: str, now: float):
+        self._searcher = searcher
+        self._executions = self._queries = 0
+        self._sent: dict[tuple[str, str], float] = {}
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._keep = []  # a metric dies with its family
+        kinds = pb_utils.MetricFamily
+        for name, (text, label) in COUNTERS.items():
+            family = kinds(name=name, description=text, kind=kinds.COUNTER)
+            self._keep.append(family)
+            for value in {"outcome": OUTCOMES, "stage": STAGES, None: ("",)}[label]:
+                labels = {"model": model} | ({label: value} if label else {})
+                self._metrics[name, value] = family.Metric(labels=labels)
+        for name, text in GAUGES.items():
+            family = kinds(name=name, description=text, kind=kinds.GAUGE)
+            self._keep.append(family)
+            self._metrics[name, ""] = family.Metric(labels={"model": model})
+        index = searcher.index
+        self._set("trieton_index_items", index.num_items)
+        self._set("trieton_index_leaves", index.num_leaves)
+        self._set("trieton_index_bytes", index.nbytes)
+        self._set("trieton_model_version", int(version))
+        self._set("trieton_bundle", int(searcher.bundle.bundle_id[:12], 16))
+        self._set("trieton_ready_time_seconds", now)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trieton-metrics", daemon=True)
+        self._thread.start()
+
+    def batch(self, queries: int) -> None:
+        """Note one batch of the server."""
+        self._executions += 1
+        self._queries += queries
+
+    def close(self) -> None:
+        """Send what is left and end the thread."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._send()
+
+    def _run(self) -> None:
+        while not self._stop.wait(SECONDS):
+            self._send()
+
+    def _send(self) -> None:
+        for key, value in self._figures().items():
+            grown = value - self._sent.get(key, 0)
+            if grown > 0:
+                self._metrics[key].increment(grown)
+                self._sent[key] = value
+        cache = plane_cache(self._searcher.index).stats()
+        if self._sent.get(("trieton_plane_cache_bytes", "")) != cache.bytes:
+            self._set("trieton_plane_cache_bytes", cache.bytes)
+
+    def _set(self, name: str, value: float) -> None:
+        self._metrics[name, ""].set(value)
+        self._sent[name, ""] = value
+
+    def _figures(self) -> dict[tuple[str, str], float]:
+        totals, cache = self._searcher.totals, plane_cache(self._searcher.index).stats()
+        figures = {
+            ("trieton_searches", "ok"): totals.searches,
+            ("trieton_searches", "invalid"): totals.invalid,
+            ("trieton_searches", "cancelled"): totals.cancelled,
+            ("trieton_searches", "failed"): totals.failed,
+            ("trieton_batches", ""): totals.batches,
+            ("trieton_batched_queries", ""): self._queries,
+            ("trieton_executions", ""): self._executions,
+            ("trieton_levels", ""): totals.levels,
+            ("trieton_results", ""): totals.results,
+            ("trieton_short_results", ""): totals.short,
+            ("trieton_certified_results", ""): totals.certified,
+            ("trieton_unknown_items", ""): totals.unknown_items,
+            ("trieton_plane_cache_hits", ""): cache.hits,
+            ("trieton_plane_cache_misses", ""): cache.misses,
+            ("trieton_plane_cache_evictions", ""): cache.evictions,
+            ("trieton_compile_seconds", ""): cache.compile_seconds,
+        }
+        return figures | {("trieton_stage_seconds", stage): totals.seconds[stage] for stage in STAGES}

@@ -1,0 +1,403 @@
+"""The whole search of one bundle, in process: history -> prompt -> constrained beam search -> items.
+
+`serving.py` turns requests into queries and answers into tensors; everything that decides an answer is here, so the
+same call in a test, a benchmark or an offline job gives what the server gives.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from trieton.beam import BeamResult, beam_search
+from trieton.bundle import Bundle
+from trieton.constraints import ItemIds, compile_constraint, precompile
+from trieton.expressions import named
+from trieton.plane import Plane
+
+STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
+CHECK_SECONDS = 0.005  # asking whether a request was cancelled costs a message to the server; no more often than this
+SHORT_PROMPT = 64  # prompts up to this length share a batch whatever their lengths
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one query; the names are those of the model config's parameters.
+
+    Attributes:
+        max_list_items: longest history, include or exclude list.
+    """
+
+    default_num_results: int = 10
+    max_num_results: int = 100
+    default_beam_width: int = 20
+    max_beam_width: int = 256
+    max_list_items: int = 10_000
+
+
+@dataclass(frozen=True)
+class Query:
+    """What one person asks.
+
+    Attributes:
+        history: item ids, oldest first. Ids that the catalogue does not have are skipped and counted; of a history
+            longer than the retriever's prompt the newest part counts.
+        input_ids: raw prompt tokens instead of a history.
+        num_results: items wanted; the default when None.
+        beam_width: prefixes that survive each level, at least num_results; when None the default, or num_results if
+            that is larger.
+        constraint: expression over the version's named sets.
+        include: only these items may be returned. An empty list allows nothing.
+        exclude: these items are never returned.
+    """
+
+    history: ItemIds | None = None
+    input_ids: Sequence[int] | np.ndarray | None = None
+    num_results: int | None = None
+    beam_width: int | None = None
+    constraint: str | None = None
+    include: ItemIds | None = None
+    exclude: ItemIds | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Items for one query, best first.
+
+    Attributes:
+        positions: places of the items in the catalogue, int64 [n], n at most num_results.
+        item_ids: int64 [n], or `str` [n] as an object array.
+        scores: summed log-probabilities, float32 [n], descending.
+        codes: semantic IDs, int32 [n, num_levels]; -1 behind the end of a short one.
+        certified: these are the true top of everything the constraint allows, not only of the beam.
+        num_unknown: ids of the history that the catalogue does not have.
+        num_wanted: results that were asked for, or the default.
+    """
+
+    positions: np.ndarray
+    item_ids: np.ndarray
+    scores: np.ndarray
+    codes: np.ndarray
+    certified: bool
+    num_unknown: int
+    num_wanted: int
+
+
+class QueryError(ValueError):
+    """Why one query has no answer; the text may be shown to whoever asked.
+
+    Attributes:
+        kind: "invalid", the query's own fault; "cancelled", nobody waits for it; "failed", ours (see __cause__).
+    """
+
+    def __init__(self, text: str, kind: Literal["invalid", "cancelled", "failed"] = "invalid"):
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass
+class Totals:
+    """What a searcher has done since it was made."""
+
+    searches: int = 0
+    invalid: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    batches: int = 0
+    levels: int = 0
+    results: int = 0
+    short: int = 0
+    certified: int = 0
+    unknown_items: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A query that has passed every check."""
+
+    place: int
+    prompt: np.ndarray
+    plane: Plane | None
+    num_results: int
+    beam_width: int
+    num_unknown: int
+
+
+class Searcher:
+    """Answers queries from one bundle. Not thread-safe: one per thread, over a shared bundle.
+
+    Args:
+        bundle: an opened bundle.
+        threads: threads of one operator of the retriever; None lets the engine choose.
+        kernel: kernel of the constrained step, see `beam_search`.
+        limits: bounds of a query.
+    """
+
+    def __init__(
+        self, bundle: Bundle, *, threads: int | None = None, kernel: str = "auto", limits: Limits | None = None
+    ):
+        self.bundle = bundle
+        self.index = bundle.index
+        self.retriever = bundle.load_retriever(threads=threads)
+        self.kernel = kernel
+        self.limits = limits or Limits()
+        self.totals = Totals()
+        self._base = bundle.manifest.get("base_constraint")
+        precompile(self.index, [*bundle.manifest.get("expressions", ()), *([self._base] if self._base else [])])
+        if not self.index.catalog.is_text and self.index.catalog.positions([-1])[0] >= 0:
+            raise ValueError("catalogue: item id -1 cannot be served, it marks padding; give that item another id")
+
+    # ---- what others call
+
+    def search(
+        self, queries: Sequence[Query], *, cancelled: Callable[[int], bool] | None = None
+    ) -> list[Answer | QueryError]:
+        """Answer a batch of queries that may differ in everything.
+
+        Args:
+            cancelled: asked between levels with the place of a query: whether nobody waits for it any more.
+
+        Returns:
+            One entry per query. A bad query gets a QueryError and changes nothing for the others.
+        """
+        entries: list[Answer | QueryError | None] = [None] * len(queries)
+        groups: dict[tuple[int, int], list[_Prepared]] = {}
+        for place, query in enumerate(queries):
+            try:
+                prepared = self._prepare(place, query)
+            except QueryError as error:
+                self.totals.invalid += 1
+                entries[place] = error
+            else:
+                groups.setdefault(_group(prepared), []).append(prepared)
+        for group in groups.values():
+            self._search_group(group, cancelled, entries)
+        return entries  # type: ignore[return-value]  # every place is filled by now
+
+    def warm_up(self, max_batch_size: int = 1) -> None:
+        """Search once with every batch and beam bucket, so that no request pays for first-time compilation."""
+        index, limits = self.index, self.limits
+        if not index.num_items:
+            return
+        ids = index.catalog.ids(np.arange(min(index.num_items, 3)))
+        some_set = next(iter(index.sets), None)
+        expression = None if some_set is None else named(some_set).text
+        widths = sorted({limits.default_beam_width, limits.max_beam_width})
+        batches = {1, max_batch_size} | {2**n for n in range(max_batch_size.bit_length())}
+        for batch in sorted(batches):
+            for width in widths if batch in (1, max_batch_size) else widths[:1]:
+                count = min(width, limits.max_num_results)
+                plain = Query(ids[:1], num_results=count, beam_width=width)
+                lists = Query(ids, num_results=count, beam_width=width, include=ids, exclude=ids[:1])
+                masked = Query(ids, num_results=count, beam_width=width, constraint=expression, exclude=ids[:1])
+                for entry in self.search(([masked, lists, plain] * batch)[:batch]):
+                    if isinstance(entry, QueryError):
+                        raise entry
+        self.totals = Totals()
+
+    # ---- before the search
+
+    def _prepare(self, place: int, query: Query) -> _Prepared:
+        limits = self.limits
+        num_results = limits.default_num_results if query.num_results is None else query.num_results
+        _check_bounds("num_results", num_results, 1, limits.max_num_results)
+        if query.beam_width is None:
+            beam_width = max(limits.default_beam_width, num_results)
+        else:
+            beam_width = query.beam_width
+            _check_bounds("beam_width", beam_width, 1, limits.max_beam_width)
+            if beam_width < num_results:
+                raise QueryError(f"beam_width: expected at least num_results = {num_results}, got {beam_width}")
+        started = time.perf_counter()
+        prompt, num_unknown = self._prompt(query)
+        prompted = time.perf_counter()
+        plane = self._plane(query)
+        self.totals.seconds["prompt"] += prompted - started
+        self.totals.seconds["constraint"] += time.perf_counter() - prompted
+        return _Prepared(place, prompt, plane, num_results, beam_width, num_unknown)
+
+    def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
+        """Prompt tokens int64 [S], and how many ids of the history are unknown."""
+        if (query.history is None) == (query.input_ids is None):
+            got = "neither" if query.history is None else "both"
+            raise QueryError(f"history, input_ids: expected one of them, got {got}")
+        if query.input_ids is not None:
+            try:
+                return self.retriever.spec.check_prompt(np.asarray(query.input_ids), "input_ids"), 0
+            except ValueError as error:
+                raise QueryError(str(error)) from None
+        assert query.history is not None
+        self._check_list("history", query.history)
+        if not len(query.history):
+            raise QueryError("history: expected at least one item id, got none")
+        try:
+            positions = self.index.catalog.positions(query.history)
+        except ValueError as error:
+            raise QueryError(f"history: {error}") from None
+        known = positions[positions >= 0]
+        num_unknown = len(positions) - len(known)
+        if not len(known):
+            raise QueryError(f"history: none of the {num_unknown} item ids is in the catalogue of this version")
+        template = self.retriever.spec.prompt
+        leaves = self.index.catalog.leaves(known[-template.max_items :])
+        return template.tokens(self.index.leaf_codes(leaves)), num_unknown
+
+    def _plane(self, query: Query) -> Plane | None:
+        """The compiled constraint; None when everything is allowed."""
+        text = query.constraint
+        if text is None and query.include is None and query.exclude is None and self._base is None:
+            return None
+        for name, ids in (("include", query.include), ("exclude", query.exclude)):
+            if ids is not None:
+                self._check_list(name, ids)
+        try:
+            return compile_constraint(self.index, text, query.include, query.exclude, base=self._base)
+        except ValueError as error:
+            raise QueryError(str(error)) from None
+
+    def _check_list(self, name: str, ids: ItemIds) -> None:
+        if len(ids) > self.limits.max_list_items:
+            raise QueryError(f"{name}: expected at most {self.limits.max_list_items} item ids, got {len(ids)}")
+
+    # ---- the search
+
+    def _search_group(
+        self,
+        group: list[_Prepared],
+        cancelled: Callable[[int], bool] | None,
+        entries: list[Answer | QueryError | None],
+    ) -> None:
+        try:
+            result = self._beam_search(group, cancelled)
+        except _AllCancelledError:
+            self.totals.cancelled += len(group)
+            for query in group:
+                entries[query.place] = QueryError("cancelled by the client", "cancelled")
+            return
+        except Exception as error:
+            # One query that the checks above let through must not take the others down with it.
+            if len(group) > 1:
+                for query in group:
+                    self._search_group([query], cancelled, entries)
+                return
+            self.totals.failed += 1
+            failure = QueryError("the search failed", "failed")
+            failure.__cause__ = error
+            entries[group[0].place] = failure
+            return
+        started = time.perf_counter()
+        for row, query in enumerate(group):
+            problem = result.errors[row]
+            if problem is not None:
+                self.totals.failed += 1
+                entries[query.place] = QueryError(f"the retriever's scores are unusable: {problem}", "failed")
+            else:
+                entries[query.place] = self._answer(query, result, row)
+        self.totals.seconds["map"] += time.perf_counter() - started
+
+    def _beam_search(self, group: list[_Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
+        totals = self.totals
+        started = time.perf_counter()
+        session = self.retriever.start([query.prompt for query in group])
+        watch = _Watch(session, [query.place for query in group], cancelled)
+        prefilled = time.perf_counter()
+        try:
+            planes = [query.plane for query in group]
+            return beam_search(
+                watch,
+                self.index,
+                batch_size=len(group),
+                beam_width=np.array([query.beam_width for query in group], np.int32),
+                constraints=None if planes.count(None) == len(planes) else planes,
+                kernel=self.kernel,
+            )
+        finally:
+            totals.batches += 1
+            totals.levels += watch.levels
+            totals.seconds["prefill"] += prefilled - started
+            totals.seconds["decode"] += watch.seconds
+            totals.seconds["step"] += time.perf_counter() - prefilled - watch.seconds
+
+    # ---- after the search
+
+    def _answer(self, query: _Prepared, result: BeamResult, row: int) -> Answer:
+        catalog, wanted = self.index.catalog, query.num_results
+        count = int(result.num_valid[row])
+        if catalog.leaf_ptr is None:  # one item per leaf: the plane has already decided
+            count = min(count, wanted)
+            places = np.arange(count)
+            positions = result.leaves[row, :count].copy()
+        else:
+            places, positions = self._expand(result.leaves[row, :count], query.plane, wanted)
+            count = len(positions)
+        scores = result.scores[row][places]
+        bound = float(result.bound[row])
+        # Proven: nothing that was pruned could have beaten the last item, or nothing was pruned at all.
+        certified = bound == -np.inf or (count == wanted and bound <= float(scores[-1]))
+        totals = self.totals
+        totals.searches += 1
+        totals.results += count
+        totals.short += count < wanted
+        totals.certified += certified
+        totals.unknown_items += query.num_unknown
+        return Answer(
+            positions=positions,
+            item_ids=catalog.ids(positions),
+            scores=scores,
+            codes=result.codes[row][places],
+            certified=certified,
+            num_unknown=query.num_unknown,
+            num_wanted=wanted,
+        )
+
+    def _expand(self, leaves: np.ndarray, plane: Plane | None, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first `wanted` allowed items of leaves that may hold several: places among the leaves, and positions."""
+        ptr = self.index.catalog.leaf_ptr
+        assert ptr is not None
+        first, sizes = ptr[leaves].astype(np.int64), (ptr[leaves + 1] - ptr[leaves]).astype(np.int64)
+        places = np.repeat(np.arange(len(leaves)), sizes)
+        positions = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + first[places]
+        if plane is not None:
+            allowed = plane.allows(positions)
+            places, positions = places[allowed], positions[allowed]
+        return places[:wanted], positions[:wanted]
+
+
+class _AllCancelledError(Exception):
+    pass
+
+
+class _Watch:
+    """A session as `next_logits` that keeps the time and stops working for those who have left."""
+
+    def __init__(self, session: Any, places: list[int], cancelled: Callable[[int], bool] | None):
+        self.session, self.places, self.cancelled = session, places, cancelled
+        self.levels, self.seconds = 0, 0.0
+        self.asked = time.perf_counter()
+
+    def __call__(self, level: int, codes: Any, parents: Any) -> tuple[Any, Any]:
+        started = time.perf_counter()
+        if self.cancelled is not None and started - self.asked > CHECK_SECONDS:
+            if all(map(self.cancelled, self.places)):
+                raise _AllCancelledError
+            self.asked = time.perf_counter()
+        answer = self.session(level, codes, parents)
+        self.levels += len(self.places)
+        self.seconds += time.perf_counter() - started
+        return answer
+
+
+def _group(query: _Prepared) -> tuple[int, int]:
+    """Queries of one group share a call. Its cost follows the widest beam and the longest prompt, so what a query pays
+    for its neighbours is at most twice its own beam and twice its own prompt."""
+    return (query.beam_width - 1).bit_length(), (max(len(query.prompt), SHORT_PROMPT) - 1).bit_length()
+
+
+def _check_bounds(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise QueryError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
+    if not low <= value <= high:
+        raise QueryError(f"{name}: expected {low} to {high}, got {value}")
