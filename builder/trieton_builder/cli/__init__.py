@@ -11,3 +11,4 @@ app = typer.Typer(
 )
 
 from trieton_builder.cli import doctor  # noqa: E402, F401
+from trieton_builder.cli import refresh  # noqa: E402, F401
