@@ -1,9 +1,13 @@
 """Fixtures shared by all tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from trieton_builder.server import TritonServer
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +59,38 @@ def make_tiny_bundle(
 def tiny_bundle(make_tiny_bundle: Callable[..., Path]) -> Path:
     """The bundle that most tests of the search and the server share. Never change it."""
     return make_tiny_bundle(expressions=("even and not rare",))
+
+
+@pytest.fixture(scope="session")
+def served(
+    tiny_bundle: Path,
+    make_tiny_bundle: Callable[..., Path],
+    make_tiny_retriever: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> "Iterator[TritonServer]":
+    """The real server, shared by all tests that leave it as it was. It has four models:
+
+    `generative_retriever` with the bundle of `tiny_bundle`, `text_retriever` with the same items under string ids,
+    `slow_retriever` whose large requests take long, and the ensemble `recommend`.
+    """
+    import shutil
+
+    from tiny_bundle import write_slow_bundle
+    from trieton_builder.config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
+    from trieton_builder.server import TritonServer
+
+    repository = tmp_path_factory.mktemp("served")
+    models = {MODEL_NAME: tiny_bundle, "text_retriever": make_tiny_bundle(text_ids=True), "slow_retriever": None}
+    for name, bundle in models.items():
+        folder = repository / name
+        folder.mkdir()
+        (folder / "config.pbtxt").write_text(render_config(name=name, text_ids=name == "text_retriever"))
+        if bundle is None:
+            write_slow_bundle(folder / "1", make_tiny_retriever)
+        else:
+            shutil.copytree(bundle, folder / "1")
+    ensemble = repository / ENSEMBLE_NAME
+    (ensemble / "1").mkdir(parents=True)
+    (ensemble / "config.pbtxt").write_text(render_ensemble_config())
+    with TritonServer(repository, load=(*models, ENSEMBLE_NAME)) as server:
+        yield server

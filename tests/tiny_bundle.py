@@ -61,15 +61,18 @@ def write_tiny_bundle(
 ) -> str:
     """Write the bundle of `tiny_catalogue(seed, num_items)` and return its id."""
     catalogue = tiny_catalogue(seed, num_items, text_ids=text_ids)
-    index = build_index(
-        np.array(catalogue.codes).reshape(-1, len(SIZES)),
-        codebook_sizes=SIZES,
-        item_ids=np.array(catalogue.ids),
-        sets={
-            name: np.array([item in held for item in catalogue.ids], np.bool_) for name, held in catalogue.sets.items()
-        },
-    )
+    sets = {name: np.array([item in held for item in catalogue.ids], np.bool_) for name, held in catalogue.sets.items()}
+    codes = np.array(catalogue.codes).reshape(-1, len(SIZES))
+    index = build_index(codes, codebook_sizes=SIZES, item_ids=np.array(catalogue.ids), sets=sets)
     return write_bundle(out_dir, index=index, retriever_dir=make_retriever(SIZES), **options)  # type: ignore[arg-type]
+
+
+def write_slow_bundle(out_dir: Path, make_retriever: Callable[..., Path], *, num_levels: int = 32) -> str:
+    """A bundle of so many levels that a large request takes long enough to be interrupted."""
+    sizes = (8,) * num_levels
+    codes = np.random.default_rng(0).integers(0, 8, (500, num_levels))
+    index = build_index(codes, codebook_sizes=sizes, item_ids=np.arange(FIRST_ID, FIRST_ID + 500))
+    return write_bundle(out_dir, index=index, retriever_dir=make_retriever(sizes))
 
 
 def expected(
