@@ -1,13 +1,28 @@
-"""Building the index: sort, check, then one pass that writes the trie level by level."""
+"""Building the index: check, sort, then a pass that writes the trie level by level.
 
-from collections.abc import Mapping, Sequence
+The rows arrive sorted, in chunks, from any engine (`sorted_rows.py`). A survey counts the states and spans of every
+level, which fixes where the tail begins and how large every tensor is; the pass after it appends to the tensors, in
+memory or straight into the file. Neither holds more than a chunk.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
-from trieton.catalog import Catalog, encode_item_ids
+from trieton.catalog import encode_item_ids
 from trieton.index import StaticIndex
-from trieton.named_sets import NamedSets
+
+from trieton_builder.emit import MemoryTensors, TensorSink, emit_order, emit_trie
+from trieton_builder.keys import KeyLayout
+from trieton_builder.sorted_rows import MemoryRows, SortedRows, number_row
+from trieton_builder.survey import Progress, Survey, survey_rows
 
 MAX_TAIL_SPAN = 128  # leaves of a state that a tail level may have to scan
+_CHECK_ROWS = 1 << 18
+
+Sink = TypeVar("Sink", bound=TensorSink)
+Result = TypeVar("Result")
 
 
 def build_index(
@@ -27,7 +42,8 @@ def build_index(
         item_ids: int64 or strings [N]; the row numbers when None.
         sets: named sets, {name: bool [N]}.
         lengths: integers [N] in 1..L where semantic IDs differ in length; what stands behind the length is ignored.
-        drop_repeats: drop rows that repeat both semantic ID and item id instead of refusing them.
+        drop_repeats: drop rows that repeat both semantic ID and item id, with a warning that says how many, instead of
+            refusing them.
 
     Returns:
         The index. Items that share a leaf keep the order of the rows.
@@ -35,122 +51,144 @@ def build_index(
     Raises:
         ValueError: names row, level and value of the first thing that is wrong.
     """
-    codes, sizes = _checked_codes(codes, codebook_sizes, lengths)
-    num_rows, num_levels = codes.shape
-    has_end = lengths is not None and bool((np.asarray(lengths) < num_levels).any())
-    ids = _checked_ids(item_ids, num_rows)
-    masks = _checked_sets(sets, num_rows)
+    layout = KeyLayout.of(codebook_sizes)
+    codes, lengths = _checked_shapes(codes, lengths, layout)
+    ids = None if item_ids is None else _checked_ids(item_ids, len(codes))
+    masks = _checked_sets(sets, len(codes))
+    keys = _checked_keys(codes, lengths, layout)
+    has_end = lengths is not None and bool((lengths < layout.num_levels).any())
+    rows = MemoryRows(layout, has_end, keys, ids, masks)
 
-    order = np.lexsort(codes.T[::-1])  # stable: rows of one leaf keep the caller's order
-    keep = _without_repeats(codes, ids, order, drop_repeats)
-    order = order[keep]
-    codes, ids = codes[order], ids[order]
-    masks = {name: mask[order] for name, mask in masks.items()}
+    index, dropped = write_index(rows, MemoryTensors, MemoryTensors.index, drop_repeats=drop_repeats)
+    if dropped:
+        warnings.warn(f"{dropped} rows repeat an item and were dropped", stacklevel=2)
+    return index
 
-    differs = np.ones((len(codes), num_levels), np.bool_)
-    differs[1:] = np.logical_or.accumulate(codes[1:] != codes[:-1], axis=1)
-    first = np.flatnonzero(differs[:, -1])  # first item of each leaf
-    leaf_ptr = None if len(first) == len(codes) else _offsets(np.append(first, len(codes)))
-    leaf_codes = codes[first]
-    trie_codes, row_ptr, tail = _levels(leaf_codes, differs[first], sizes, has_end)
-    by_id = np.argsort(ids, kind="stable")
-    return StaticIndex(
-        codebook_sizes=sizes,
-        has_end=has_end,
-        codes=trie_codes,
-        row_ptr=row_ptr,
-        tail=tail,
-        catalog=Catalog(ids, by_id.astype(_offset_type(len(ids))), leaf_ptr),
-        sets=NamedSets.from_masks(masks, len(ids)),
+
+def write_index(
+    rows: SortedRows,
+    open_sink: Callable[[Survey], Sink],
+    finish: Callable[[Sink], Result],
+    *,
+    drop_repeats: bool,
+    progress: Progress | None = None,
+    describe: Callable[[int], str] = number_row,
+) -> tuple[Result, int]:
+    """Write the index of sorted rows into a sink.
+
+    Args:
+        open_sink: makes the sink once the sizes are known.
+        finish: takes the full sink and gives the result.
+        drop_repeats: drop rows that repeat both semantic ID and item id instead of refusing them.
+        progress: told about every chunk.
+        describe: how messages call a row.
+
+    Returns:
+        The result, and how many rows were dropped.
+
+    Raises:
+        ValueError: one item in two rows.
+    """
+    dropped = 0
+    while True:
+        survey = survey_rows(rows, MAX_TAIL_SPAN, progress)
+        with open_sink(survey) as sink:
+            repeats = emit_order(rows, sink, survey, progress)
+            if not len(repeats):
+                emit_trie(rows, sink, survey, progress)
+                return finish(sink), dropped
+        numbers, keys = rows.locate(repeats.reshape(-1))
+        numbers, keys = numbers.reshape(-1, 2), keys.reshape(-1, len(repeats), 2)
+        _check_repeats(rows, repeats, numbers, keys, drop_repeats, describe)
+        dropped += len(repeats)
+        rows = rows.without(np.sort(numbers[:, 1]))
+
+
+def _check_repeats(
+    rows: SortedRows,
+    places: np.ndarray,
+    numbers: np.ndarray,
+    keys: np.ndarray,
+    drop_repeats: bool,
+    describe: Callable[[int], str],
+) -> None:
+    """Refuse pairs of rows [n, 2] that give one item twice, unless they are equal and may be dropped."""
+    differ = (keys[:, :, 0] != keys[:, :, 1]).any(axis=0)
+    if drop_repeats and not differ.any():
+        return
+    pair = int(np.argmax(differ))
+    (item,) = rows.ids_at(places[pair, :1])
+    item = item.decode() if isinstance(item, bytes) else int(item)
+    first, second = (rows.layout.unpack(keys[:, pair, side, None])[0] for side in (0, 1))
+    a, b = (describe(int(number)) for number in numbers[pair])
+    if differ.any():
+        raise ValueError(f"item {item!r} has two semantic IDs: {a} {_text(first, rows)}, {b} {_text(second, rows)}")
+    raise ValueError(
+        f"item {item!r} with semantic ID {_text(first, rows)} stands in {a} and {b}; drop repeats to keep one "
+        f"({len(places)} such rows)"
     )
 
 
-def _levels(
-    leaf_codes: np.ndarray, differs: np.ndarray, sizes: tuple[int, ...], has_end: bool
-) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray]:
-    """Level arrays from sorted distinct leaves [N, L]; `differs[i, l]`: leaf i opens a new edge at level l."""
-    num_leaves, num_levels = leaf_codes.shape
-    starts = [np.zeros(1, np.int64)] + [np.flatnonzero(differs[:, level]) for level in range(num_levels)]
-    types = [_code_type(size + has_end) for size in sizes]
-    head = _tail_start(starts, types, num_leaves)
-    trie_codes, row_ptr = [], []
-    for level in range(head):
-        trie_codes.append(leaf_codes[starts[level + 1], level].astype(types[level]))
-        ends = np.append(starts[level], num_leaves)
-        row_ptr.append(_offsets(np.searchsorted(starts[level + 1], ends)))
-    if head < num_levels:
-        row_ptr.append(_offsets(np.append(starts[head], num_leaves)))
-    tail_type = np.result_type(*types[head:]) if head < num_levels else np.uint8
-    tail = np.ascontiguousarray(leaf_codes[:, head:].T.astype(tail_type))
-    return tuple(trie_codes), tuple(row_ptr), tail
+def _text(codes: np.ndarray, rows: SortedRows) -> str:
+    """A semantic ID as people write it, without end codes."""
+    return str([int(code) for code, size in zip(codes, rows.layout.sizes, strict=True) if code < size])
 
 
-def _tail_start(starts: list[np.ndarray], types: list[np.dtype], num_leaves: int) -> int:
-    """The level at which the tail begins: the smallest index among those whose states span few leaves."""
-    num_levels = len(types)
-    best, best_bytes = num_levels, None
-    for head in range(num_levels, -1, -1):
-        if head < num_levels and num_leaves and np.diff(starts[head], append=num_leaves).max() > MAX_TAIL_SPAN:
-            break
-        size = sum(len(starts[level + 1]) * types[level].itemsize for level in range(head))
-        size += sum(4 * len(starts[level]) for level in range(head + (head < num_levels)))
-        size += num_leaves * sum(t.itemsize for t in types[head:])
-        if best_bytes is None or size < best_bytes:
-            best, best_bytes = head, size
-    return best
-
-
-def _code_type(size: int) -> np.dtype:
-    return np.min_scalar_type(max(size - 1, 0))
-
-
-def _offset_type(largest: int) -> np.dtype:
-    return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
-
-
-def _offsets(values: np.ndarray) -> np.ndarray:
-    return values.astype(_offset_type(int(values[-1])))
-
-
-def _checked_codes(
-    codes: np.ndarray, codebook_sizes: Sequence[int], lengths: np.ndarray | None
-) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Codes int64 [N, L] with the end code filled in, and the sizes; refuses everything that does not fit."""
+def _checked_shapes(
+    codes: np.ndarray, lengths: np.ndarray | None, layout: KeyLayout
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Codes [N, L] of some integer type, and lengths [N]; refuses other shapes and types."""
     codes = np.asarray(codes)
-    sizes = tuple(int(s) for s in codebook_sizes)
-    if not sizes or any(size < 1 for size in sizes):
-        raise ValueError(f"codebook_sizes: expected one positive number per level, got {sizes}")
-    if codes.size == 0:
-        codes = np.zeros((0, len(sizes)), np.int64)
-    if codes.ndim != 2 or codes.shape[1] != len(sizes):
-        raise ValueError(f"codes: expected shape [N, {len(sizes)}] (one column per codebook size), got {codes.shape}")
+    levels = layout.num_levels
+    if codes.size == 0 and codes.ndim <= 2 and (codes.ndim < 2 or len(codes) == 0):
+        codes = np.zeros((0, levels), np.int64)
+    if codes.ndim != 2 or codes.shape[1] != levels:
+        raise ValueError(f"codes: expected shape [N, {levels}] (one column per codebook size), got {codes.shape}")
     if codes.dtype.kind not in "iu":
         raise ValueError(f"codes: expected integers, got dtype {codes.dtype}; convert them where they are made")
-    bad = (codes < 0) | (codes >= np.array(sizes, dtype=np.uint64 if codes.dtype == np.uint64 else np.int64))
-    inside = np.ones(codes.shape, np.bool_)
     if lengths is not None:
         lengths = np.asarray(lengths)
+        if lengths.size == 0 and len(codes) == 0:
+            lengths = np.zeros(0, np.int64)
         if lengths.shape != (len(codes),) or lengths.dtype.kind not in "iu":
             raise ValueError(f"lengths: expected {len(codes)} integers, got {lengths.dtype} {lengths.shape}")
-        wrong = np.flatnonzero((lengths < 1) | (lengths > len(sizes)))
+        wrong = np.flatnonzero((lengths < 1) | (lengths > levels))
         if wrong.size:
-            raise ValueError(f"lengths: row {wrong[0]}: expected 1 to {len(sizes)}, got {lengths[wrong[0]]}")
-        inside = np.arange(len(sizes)) < lengths[:, None]
-    rows, levels = np.nonzero(bad & inside)
-    if rows.size:
-        row, level = int(rows[0]), int(levels[0])
+            raise ValueError(f"lengths: row {wrong[0]}: expected 1 to {levels}, got {lengths[wrong[0]]}")
+    return codes, lengths
+
+
+def _checked_keys(codes: np.ndarray, lengths: np.ndarray | None, layout: KeyLayout) -> list[np.ndarray]:
+    """Sort keys of all rows, a piece at a time; refuses codes outside their codebook."""
+    sizes = np.array(layout.sizes)
+    keys = [np.empty(len(codes), np.int64) for _ in range(layout.num_keys)]
+    bad_codes, first = 0, (-1, -1)
+    for start in range(0, len(codes), _CHECK_ROWS):
+        piece = codes[start : start + _CHECK_ROWS].astype(np.int64)  # uint64 beyond int64 turns negative: refused below
+        bad = (piece < 0) | (piece >= sizes)
+        if lengths is not None:
+            behind = np.arange(len(sizes)) >= lengths[start : start + _CHECK_ROWS, None]
+            bad &= ~behind
+            piece = np.where(behind, sizes, piece)
+        if bad.any():
+            if not bad_codes:
+                row, level = np.argwhere(bad)[0]
+                first = (start + int(row), int(level))
+            bad_codes += int(np.count_nonzero(bad))
+        elif not bad_codes:
+            for key, packed in zip(keys, layout.pack(piece), strict=True):
+                key[start : start + len(piece)] = packed
+    if bad_codes:
+        row, level = first
         raise ValueError(
             f"codes: row {row}, level {level}: expected 0 <= code < {sizes[level]}, got {codes[row, level]}"
-            + (f" ({rows.size} such codes)" if rows.size > 1 else "")
+            + (f" ({bad_codes} such codes)" if bad_codes > 1 else "")
         )
-    return np.where(inside, codes, np.array(sizes)).astype(np.int64), sizes
+    return keys
 
 
-def _checked_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray | None, num_rows: int) -> np.ndarray:
-    if item_ids is None:
-        return np.arange(num_rows, dtype=np.int64)
-    given = np.asarray(item_ids)
-    ids = encode_item_ids(given, text=given.dtype.kind not in "iuf")
+def _checked_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, num_rows: int) -> np.ndarray:
+    ids = encode_item_ids(item_ids, text=np.asarray(item_ids).dtype.kind not in "iufcb")
     if len(ids) != num_rows:
         raise ValueError(f"item_ids: expected {num_rows}, one per row of codes, got {len(ids)}")
     return ids
@@ -164,24 +202,3 @@ def _checked_sets(sets: Mapping[str, np.ndarray] | None, num_rows: int) -> dict[
             raise ValueError(f"sets: {name!r}: expected bool [{num_rows}], got {mask.dtype} {mask.shape}")
         masks[name] = mask
     return masks
-
-
-def _without_repeats(codes: np.ndarray, ids: np.ndarray, order: np.ndarray, drop: bool) -> np.ndarray:
-    """Places of `order` to keep; refuses an item id that stands twice (unless both rows are equal and `drop`)."""
-    by_id = np.argsort(ids, kind="stable")
-    same = np.flatnonzero(ids[by_id[1:]] == ids[by_id[:-1]])
-    repeated = np.zeros(len(ids), np.bool_)
-    for place in same:
-        a, b = int(by_id[place]), int(by_id[place + 1])
-        item = ids[a].decode() if ids.dtype.kind == "S" else int(ids[a])
-        if (codes[a] != codes[b]).any():
-            raise ValueError(
-                f"item {item!r} has two semantic IDs: row {a} {codes[a].tolist()}, row {b} {codes[b].tolist()}"
-            )
-        if not drop:
-            raise ValueError(
-                f"item {item!r} with semantic ID {codes[a].tolist()} stands in rows {a} and {b}; "
-                "drop_repeats=True keeps one"
-            )
-        repeated[b] = True
-    return np.flatnonzero(~repeated[order])

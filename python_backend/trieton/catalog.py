@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numba
 import numpy as np
 
 MAX_ID_BYTES = 255
@@ -38,7 +39,8 @@ class Catalog:
 
     @cached_property
     def _sorted_ids(self) -> np.ndarray:
-        # One sorted copy makes a look-up a plain binary search; without it every probe is two cache misses.
+        # Only for text: one sorted copy makes a look-up a plain binary search. Integers are searched through `order`,
+        # so that server instances share the mapped file and hold no copy of their own.
         return self.item_ids[self.order]
 
     def positions(self, item_ids: Sequence[int] | Sequence[str] | np.ndarray) -> np.ndarray:
@@ -50,9 +52,14 @@ class Catalog:
         wanted = encode_item_ids(item_ids, text=self.is_text)
         if not self.num_items:
             return np.full(len(wanted), -1, np.int64)
+        if not self.is_text:
+            return _find(self.item_ids, self.order, wanted)
+        # Equal widths: numpy would otherwise copy the whole table to the wider type at every call.
+        fits = np.char.str_len(wanted) <= self.item_ids.itemsize
+        wanted = wanted.astype(self.item_ids.dtype)
         place = np.searchsorted(self._sorted_ids, wanted)
         place[place == self.num_items] = 0
-        found = self._sorted_ids[place] == wanted
+        found = fits & (self._sorted_ids[place] == wanted)
         return np.where(found, self.order[place], -1).astype(np.int64)
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
@@ -64,7 +71,20 @@ class Catalog:
         """Leaf int64 of each position."""
         if self.leaf_ptr is None:
             return np.asarray(positions, np.int64)
-        return (np.searchsorted(self.leaf_ptr, positions, side="right") - 1).astype(np.int64)
+        return span_of(self.leaf_ptr, positions)
+
+    def validate(self, num_leaves: int) -> None:
+        """Check shapes and offsets. Raises ValueError."""
+        if self.item_ids.ndim != 1 or self.item_ids.dtype.kind not in "iS":
+            raise ValueError(f"item ids: expected a flat array of int64 or bytes, got {self.item_ids.dtype}")
+        if self.order.shape != self.item_ids.shape or self.order.dtype.kind != "i":
+            raise ValueError(f"item order: expected {self.num_items} positions, got {self.order.shape}")
+        if self.num_items and not (int(self.order.min()) >= 0 and int(self.order.max()) < self.num_items):
+            raise ValueError(f"item order: expected positions below {self.num_items}")
+        if self.leaf_ptr is not None:
+            check_offsets(self.leaf_ptr, num_leaves, self.num_items, "items of leaf")
+        elif self.num_items != num_leaves:
+            raise ValueError(f"catalog: expected {num_leaves} items, one per leaf, got {self.num_items}")
 
     def span(self, leaf: int) -> tuple[int, int]:
         """First and last + 1 position of the items of `leaf`."""
@@ -73,9 +93,45 @@ class Catalog:
         return int(self.leaf_ptr[leaf]), int(self.leaf_ptr[leaf + 1])
 
 
+def check_offsets(offsets: np.ndarray, count: int, total: int, what: str, *, allow_empty: bool = False) -> None:
+    """Refuse offsets that do not cut 0..total into `count` pieces of at least one each. Raises ValueError."""
+    if offsets.dtype.kind != "i" or offsets.shape != (count + 1,) or int(offsets[0]) != 0 or int(offsets[-1]) != total:
+        raise ValueError(f"{what}: expected {count + 1} offsets from 0 to {total}, got {offsets.dtype} {offsets.shape}")
+    falls = offsets[1:] < offsets[:-1] if allow_empty else offsets[1:] <= offsets[:-1]
+    if falls.any():
+        raise ValueError(f"{what} {int(np.argmax(falls))} is empty")
+
+
+def span_of(pointers: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """The state int64 whose span `pointers[state] .. pointers[state + 1]` holds each of `members`."""
+    # The needles take the type of the haystack: numpy would otherwise copy the whole haystack at every call.
+    members = np.asarray(members).astype(pointers.dtype)
+    return (np.searchsorted(pointers, members, side="right") - 1).astype(np.int64)
+
+
+@numba.njit(cache=True, nogil=True)
+def _find(item_ids, order, wanted):
+    """Positions of `wanted` by binary search over `item_ids[order]`, -1 where absent."""
+    found = np.full(len(wanted), -1, np.int64)
+    for i in range(len(wanted)):
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) >> 1
+            if item_ids[order[middle]] < wanted[i]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(order) and item_ids[order[low]] == wanted[i]:
+            found[i] = order[low]
+    return found
+
+
 def encode_item_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, *, text: bool) -> np.ndarray:
     """Item ids in the form in which they are stored: int64, or UTF-8 `S{w}`. Refuses the wrong kind."""
-    array = np.asarray(item_ids)
+    if text and not isinstance(item_ids, np.ndarray):
+        array = np.array([*item_ids, None], object)[:-1]  # numpy would turn ["a", 2] into two strings
+    else:
+        array = np.asarray(item_ids)
     if array.ndim != 1:
         raise ValueError(f"item ids: expected a flat list, got shape {array.shape}")
     if array.size == 0:

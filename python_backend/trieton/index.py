@@ -23,11 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
-from trieton.catalog import Catalog
+from trieton.catalog import Catalog, check_offsets, span_of
 from trieton.named_sets import NamedSets
+from trieton.static_layout import StaticLayout, to_static
 from trieton.tensorfile import DamagedFileError, read_tensors, write_tensors
 
 KIND = "trieton-index"
+
+
+def file_metadata(spec: dict) -> dict[str, str]:
+    """The header entries of an index file whose tensors `StaticIndex.from_tensors` reads with `spec`."""
+    return {"spec": json.dumps(spec, sort_keys=True)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +94,10 @@ class StaticIndex:
 
     # ---- walking
 
+    def to_static(self, dense_layers: int) -> StaticLayout:
+        """The layout of arXiv 2602.22647, see `trieton.static_layout`."""
+        return to_static(self, dense_layers)
+
     def leaf_codes(self, leaves: np.ndarray) -> np.ndarray:
         """Semantic IDs int32 [len(leaves), num_levels] of `leaves`, -1 behind the end of a short one."""
         leaves = np.asarray(leaves, np.int64)
@@ -95,10 +105,10 @@ class StaticIndex:
         out[:, self.head_levels :] = self.tail[:, leaves].T
         edge = leaves
         if self.head_levels < self.num_levels and self.head_levels:
-            edge = np.searchsorted(self.row_ptr[self.head_levels], leaves, side="right") - 1
+            edge = span_of(self.row_ptr[self.head_levels], leaves)
         for level in range(self.head_levels - 1, -1, -1):
             out[:, level] = self.codes[level][edge]
-            edge = np.searchsorted(self.row_ptr[level], edge, side="right") - 1
+            edge = span_of(self.row_ptr[level], edge)
         if self.has_end:
             ends = np.array([self.end_code(level) for level in range(self.num_levels)])
             out[out == ends] = -1
@@ -107,30 +117,29 @@ class StaticIndex:
     # ---- checking
 
     def validate(self) -> "StaticIndex":
-        """Check the structure and return self.
+        """Check the structure and return self: shapes, offsets and codes, not the order of the edges.
 
         Raises:
             ValueError: the first thing that is wrong, with its level.
         """
-        if len(self.row_ptr) != self.head_levels + (self.head_levels < self.num_levels):
-            raise ValueError(f"row_ptr: expected {self.head_levels + 1} arrays at most, got {len(self.row_ptr)}")
-        if self.tail.shape[0] != self.num_levels - self.head_levels:
-            raise ValueError(f"tail: expected {self.num_levels - self.head_levels} levels, got {self.tail.shape[0]}")
-        below = [len(c) for c in self.codes] + ([self.num_leaves] if self.head_levels < self.num_levels else [])
+        with_tail = self.head_levels < self.num_levels
+        if len(self.row_ptr) != self.head_levels + with_tail:
+            raise ValueError(f"row_ptr: expected {self.head_levels + with_tail} arrays, got {len(self.row_ptr)}")
+        if self.tail.ndim != 2 or self.tail.shape[0] != self.num_levels - self.head_levels:
+            raise ValueError(f"tail: expected {self.num_levels - self.head_levels} levels, got shape {self.tail.shape}")
+        below = [len(c) for c in self.codes] + ([self.num_leaves] if with_tail else [])
         states = 1
         for level, (ptr, count) in enumerate(zip(self.row_ptr, below, strict=True)):
-            if len(ptr) != states + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != count:
-                raise ValueError(f"level {level}: expected {states + 1} offsets from 0 to {count}, got {len(ptr)}")
-            steps = np.diff(ptr)
-            if steps.size and (steps < 0 if count == 0 else steps < 1).any():
-                raise ValueError(f"level {level}: state {int(np.argmin(steps))} has no children")
+            check_offsets(ptr, states, count, f"level {level}: state", allow_empty=count == 0)
             states = count
         for level in range(self.num_levels):
             held = self.codes[level] if level < self.head_levels else self.tail[level - self.head_levels]
+            if held.dtype.kind != "u" or held.ndim != 1:
+                raise ValueError(f"level {level}: expected a flat array of unsigned codes, got {held.dtype}")
             if held.size and int(held.max()) >= self.width(level):
                 raise ValueError(f"level {level}: expected codes below {self.width(level)}, got {int(held.max())}")
-        if self.catalog.leaf_ptr is None and self.num_items != self.num_leaves:
-            raise ValueError(f"catalog: expected {self.num_leaves} items, got {self.num_items}")
+        self.catalog.validate(self.num_leaves)
+        self.sets.validate(self.num_items)
         return self
 
     # ---- files
@@ -138,7 +147,7 @@ class StaticIndex:
     def save(self, path: str | Path) -> str:
         """Write everything into one file; returns its sha256."""
         return write_tensors(
-            path, {**self.trie_tensors(), **self.item_tensors(), **self.set_tensors()}, self._spec(), kind=KIND
+            path, {**self.trie_tensors(), **self.item_tensors(), **self.set_tensors()}, self._metadata(), kind=KIND
         )
 
     def save_parts(self, trie: Path, items: Path, sets: Path) -> None:
@@ -146,8 +155,13 @@ class StaticIndex:
 
         Separate, so that a refresh of the named sets links the other two instead of copying them.
         """
-        for path, tensors in ((trie, self.trie_tensors()), (items, self.item_tensors()), (sets, self.set_tensors())):
-            write_tensors(path, tensors, self._spec(), kind=KIND)
+        for path, tensors in ((trie, self.trie_tensors()), (items, self.item_tensors())):
+            write_tensors(path, tensors, self._metadata(), kind=KIND)
+        self.save_sets(sets)
+
+    def save_sets(self, path: Path) -> None:
+        """Write the named sets alone, the third of `save_parts`."""
+        write_tensors(path, self.set_tensors(), self._metadata(), kind=KIND)
 
     @classmethod
     def load(
@@ -168,7 +182,7 @@ class StaticIndex:
         for part in paths:
             held, metadata = read_tensors(part, kind=KIND, verify=verify)
             tensors |= held
-            if spec is not None and spec["spec"] != metadata.get("spec"):
+            if spec is not None and spec.get("spec") != metadata.get("spec"):
                 raise DamagedFileError(f"{part}: belongs to another index than {paths[0]}")
             spec = metadata
         if spec is None:
@@ -176,7 +190,9 @@ class StaticIndex:
         try:
             index = cls.from_tensors(tensors, json.loads(spec["spec"]))
             index.validate()
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if index._metadata() != {"spec": spec["spec"]}:
+                raise ValueError(f"its tensors make {index._metadata()['spec']}, its header says {spec['spec']}")
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"{paths[0]}: not a usable index ({type(error).__name__}: {error})") from None
         if device != "cpu":
             object.__setattr__(index, "device", device)
@@ -184,16 +200,17 @@ class StaticIndex:
 
     device = "cpu"
 
-    def _spec(self) -> dict[str, str]:
-        spec = {
-            "codebook_sizes": list(self.codebook_sizes),
-            "has_end": self.has_end,
-            "head_levels": self.head_levels,
-            "num_items": self.num_items,
-            "num_leaves": self.num_leaves,
-            "text_ids": self.catalog.is_text,
-        }
-        return {"spec": json.dumps(spec, sort_keys=True)}
+    def _metadata(self) -> dict[str, str]:
+        return file_metadata(
+            {
+                "codebook_sizes": list(self.codebook_sizes),
+                "has_end": self.has_end,
+                "head_levels": self.head_levels,
+                "num_items": self.num_items,
+                "num_leaves": self.num_leaves,
+                "text_ids": self.catalog.is_text,
+            }
+        )
 
     def trie_tensors(self) -> dict[str, np.ndarray]:
         """Tensors of the trie by the names they have in a file."""

@@ -6,6 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+def positions_type(num_items: int) -> np.dtype:
+    """dtype in which positions of members are stored."""
+    return np.dtype(np.int32 if num_items <= np.iinfo(np.int32).max else np.int64)
+
+
+def stored_as_bits(members: int, num_items: int) -> bool:
+    """Whether a set of that size is smaller as one bit per item than as a list of its members' positions."""
+    return (num_items + 7) // 8 <= members * positions_type(num_items).itemsize
+
+
 @dataclass(frozen=True)
 class NamedSets(Mapping[str, np.ndarray]):
     """Maps a name to its items as packed bits, uint8 [ceil(num_items / 8)], little bit order, in leaf order.
@@ -24,9 +34,10 @@ class NamedSets(Mapping[str, np.ndarray]):
         stored = {}
         for name in sorted(masks):
             members = np.flatnonzero(masks[name])
-            positions = members.astype(np.int32 if num_items <= np.iinfo(np.int32).max else np.int64)
-            bits = np.packbits(masks[name], bitorder="little")
-            stored[name] = positions if positions.nbytes < bits.nbytes else bits
+            if stored_as_bits(len(members), num_items):
+                stored[name] = np.packbits(masks[name], bitorder="little")
+            else:
+                stored[name] = members.astype(positions_type(num_items))
         return cls(num_items, stored)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -42,6 +53,19 @@ class NamedSets(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.stored)
+
+    def validate(self, num_items: int) -> None:
+        """Check shapes and positions. Raises ValueError."""
+        for name, held in self.stored.items():
+            if held.dtype == np.uint8:
+                if held.shape != ((num_items + 7) // 8,):
+                    raise ValueError(f"set {name!r}: expected {(num_items + 7) // 8} bytes, got {held.shape}")
+                if num_items % 8 and held[-1] >> num_items % 8:
+                    raise ValueError(f"set {name!r}: has members beyond the {num_items} items")
+            elif held.dtype.kind != "i" or held.ndim != 1:
+                raise ValueError(f"set {name!r}: expected bits or positions, got {held.dtype} {held.shape}")
+            elif held.size and not (held[0] >= 0 and held[-1] < num_items and (held[1:] > held[:-1]).all()):
+                raise ValueError(f"set {name!r}: expected ascending positions below {num_items}")
 
     def sizes(self) -> dict[str, int]:
         """Members of each set."""

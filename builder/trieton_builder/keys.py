@@ -1,0 +1,85 @@
+"""Sort keys: a row's codes packed into a few integers that sort as the codes do.
+
+Any engine can sort integers; none of them needs to know what a semantic ID is. Levels are packed from the most
+significant bits down, as many levels per key as fit into 63 bits (the sign bit stays clear, so engines with and
+without unsigned types agree).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba
+import numpy as np
+
+KEY_BITS = 63
+MAX_CODEBOOK = np.iinfo(np.int32).max - 1  # codes travel as int32, and the end code stands behind the last one
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """Where each level's code lies in the keys.
+
+    Every level but the first reserves the end code `sizes[level]`, so that the layout does not depend on whether some
+    semantic ID is short.
+    """
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, codebook_sizes: Sequence[int]) -> "KeyLayout":
+        """The layout for codebooks of these sizes.
+
+        Raises:
+            ValueError: no levels, or a size that is not a positive 31-bit number.
+        """
+        sizes = tuple(codebook_sizes)
+        for level, size in enumerate(sizes):
+            if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 1 <= size <= MAX_CODEBOOK:
+                raise ValueError(f"codebook_sizes: level {level}: expected 1 to {MAX_CODEBOOK}, got {size!r}")
+        if not sizes:
+            raise ValueError("codebook_sizes: expected one number per level, got none")
+        return cls(tuple(int(size) for size in sizes))
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_keys(self) -> int:
+        return int(self.places[0, -1]) + 1
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """int64 [3, num_levels]: the key that holds a level, its shift there, its mask after the shift."""
+        places = np.zeros((3, self.num_levels), np.int64)
+        key, used = 0, 0
+        for level, size in enumerate(self.sizes):
+            bits = max(1, int(size if level else size - 1).bit_length())
+            if used + bits > KEY_BITS:
+                key, used = key + 1, 0
+            used += bits
+            places[:, level] = key, used, (1 << bits) - 1
+        for key in range(int(places[0, -1]) + 1):
+            inside = places[0] == key
+            places[1, inside] = places[1, inside].max() - places[1, inside]
+        return places
+
+    def pack(self, codes: np.ndarray) -> np.ndarray:
+        """Keys int64 [num_keys, N] of codes [N, num_levels] that are known to fit; end codes may be among them."""
+        keys = np.empty((self.num_keys, len(codes)), np.int64)
+        _pack(np.ascontiguousarray(codes, np.int64), self.places, keys)
+        return keys
+
+    def unpack(self, keys: np.ndarray) -> np.ndarray:
+        """The reverse of `pack`: codes int64 [N, num_levels]."""
+        key, shift, mask = self.places
+        return np.ascontiguousarray(((keys[key] >> shift[:, None]) & mask[:, None]).T)
+
+
+@numba.njit(cache=True, nogil=True)
+def _pack(codes, places, keys):
+    keys[:] = 0
+    for row in range(codes.shape[0]):
+        for level in range(codes.shape[1]):
+            keys[places[0, level], row] |= codes[row, level] << places[1, level]
