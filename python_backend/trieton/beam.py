@@ -15,22 +15,23 @@ from trieton.kernels import Search
 from trieton.plane import Plane
 
 NextLogits = Callable[[int, Any, Any], Any]
+GROWTH = 4  # how much wider an exact search looks each time
 _MODULES = {"torch": "torch_", "cpu": "cpu", "gpu": "gpu"}
 
 
 @dataclass(frozen=True, eq=False)
 class BeamResult:
-    """Results of B requests, best first; M is the largest beam width of the call, L the number of levels.
+    """Results of B requests, best first; K is the largest number of results asked for, L the number of levels.
 
     Attributes:
-        scores: float32 [B, M], summed log-probabilities; -inf behind the last result.
-        codes: int32 [B, M, L]; -1 behind the end of a short semantic ID, and in unused rows.
-        leaves: int64 [B, M], rank of the semantic ID in the index; -1 in unused rows.
+        scores: float32 [B, K], summed log-probabilities; -inf behind the last result.
+        codes: int32 [B, K, L]; -1 behind the end of a short semantic ID, and in unused rows.
+        leaves: int64 [B, K], rank of the semantic ID in the index; -1 in unused rows.
         num_valid: int32 [B], how many results are real.
         certified: bool [B], no pruned partial score exceeded the last result's, so the results are the true top of
             everything the constraint allows, not only of the beam.
-        bound: float32 [B], the highest partial score that was pruned before the last level; -inf if none. The first K
-            results are proven when their last score is at least this.
+        bound: float32 [B], the highest partial score that was pruned before the last level; -inf if none. The first
+            results are proven down to the last one whose score is at least this.
         errors: per request None, or why it has no results.
     """
 
@@ -51,6 +52,9 @@ def beam_search(
     beam_width: int | Sequence[int] | np.ndarray,
     constraints: Sequence[Plane | None] | None = None,
     kernel: str = "auto",
+    num_results: int | None = None,
+    exact: bool = False,
+    max_beam_width: int = 8192,
 ) -> BeamResult:
     """Search the best semantic IDs of each request of a batch.
 
@@ -61,9 +65,13 @@ def beam_search(
             `index.width(level)`, what exceeds it is normalised over and never chosen), float32, float16 or bfloat16; or
             a pair (logits, log_z float32 [B, M']) with the log-normaliser over the model's whole vocabulary. NumPy or
             torch. The "cpu" kernel hands over NumPy arrays, the others torch tensors.
-        beam_width: one width, or one per request.
+        beam_width: one width, or one per request. M is the largest.
         constraints: per request a plane of `trieton.constraints.compile_constraint`, or None.
         kernel: "torch", "cpu", "gpu", or "auto": "cpu" for an index on the CPU, else "gpu".
+        num_results: results to return of each beam; the whole beam when None.
+        exact: search the uncertified requests again, each time with a beam four times as wide, until their results are
+            proven or the beam reaches `max_beam_width`; `certified` tells which. Needs a `next_logits` with a method
+            `restart(requests)` that returns a `next_logits` at level 0 for those requests only (int64, ascending).
 
     Raises:
         ValueError: arguments or logits of the wrong shape or type. Numbers that are wrong (NaN, +inf) fail their own
@@ -72,24 +80,47 @@ def beam_search(
     if batch_size < 1:
         raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
     widths = _checked_widths(beam_width, batch_size)
-    planes = list(constraints) if constraints is not None else [None] * batch_size
-    if len(planes) != batch_size:
-        raise ValueError(f"constraints: expected {batch_size}, one per request, got {len(planes)}")
-    search = _open(kernel, index)(index, widths, planes)
-    width = int(widths.max())
+    planes = _checked_planes(constraints, batch_size, index)
+    if num_results is not None and num_results < 1:
+        raise ValueError(f"num_results: expected at least 1, got {num_results}")
+    if exact and not hasattr(next_logits, "restart"):
+        raise ValueError("exact=True searches more than once: expected next_logits with a method restart(requests)")
+    wanted = widths.copy() if num_results is None else np.minimum(widths, np.int32(num_results))
+    open_search = _kernel(kernel, index)
+    result = _finish(_search(next_logits, index, open_search, widths, planes), wanted)
+    while exact:
+        open_requests = ~result.certified & (widths < max_beam_width) & [error is None for error in result.errors]
+        again = np.flatnonzero(open_requests)
+        if not again.size:
+            break
+        widths[again] = np.minimum(widths[again].astype(np.int64) * GROWTH, max_beam_width)
+        restarted = next_logits.restart(again)  # type: ignore[attr-defined]
+        search = _search(restarted, index, open_search, widths[again], [planes[b] for b in again])
+        _replace(result, again, _finish(search, wanted[again]))
+    return result
+
+
+def _search(
+    next_logits: NextLogits,
+    index: StaticIndex,
+    open_search: type[Search],
+    widths: np.ndarray,
+    planes: list[Plane | None],
+) -> Search:
+    search, width = open_search(index, widths, planes), int(widths.max())
     codes = parents = None
     for level in range(index.num_levels):
-        logits, log_z = _checked(next_logits(level, codes, parents), index, level, batch_size, width if level else 1)
+        logits, log_z = _checked(next_logits(level, codes, parents), index, level, len(widths), width if level else 1)
         codes, parents = search.step(level, logits, log_z)
-    return _finish(search, widths)
+    return search
 
 
-def _open(kernel: str, index: StaticIndex) -> type[Search]:
-    if kernel == "auto":
-        kernel = "cpu" if index.device == "cpu" else "gpu"
-    if kernel not in _MODULES:
-        raise ValueError(f"kernel: expected one of {['auto', *_MODULES]}, got {kernel!r}")
-    found: type[Search] = import_module(f"trieton.kernels.{_MODULES[kernel]}").Search
+def _kernel(name: str, index: StaticIndex) -> type[Search]:
+    if name == "auto":
+        name = "cpu" if index.device == "cpu" else "gpu"
+    if name not in _MODULES:
+        raise ValueError(f"kernel: expected one of {['auto', *_MODULES]}, got {name!r}")
+    found: type[Search] = import_module(f"trieton.kernels.{_MODULES[name]}").Search
     return found
 
 
@@ -100,6 +131,22 @@ def _checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: in
     if int(given.min()) < 1:
         raise ValueError(f"beam_width: expected at least 1, got {int(given.min())}")
     return np.broadcast_to(given, (batch_size,)).astype(np.int32)
+
+
+def _checked_planes(
+    constraints: Sequence[Plane | None] | None, batch_size: int, index: StaticIndex
+) -> list[Plane | None]:
+    planes: list[Plane | None] = [None] * batch_size if constraints is None else list(constraints)
+    if len(planes) != batch_size:
+        raise ValueError(f"constraints: expected {batch_size}, one per request, got {len(planes)}")
+    for request, plane in enumerate(planes):
+        if plane is None:
+            continue
+        edges = [len(codes) for codes in index.codes] + [index.num_leaves] * (index.head_levels < index.num_levels)
+        got = [count if bits is None else len(bits) * 8 for bits, count in zip(plane.bits, edges, strict=False)]
+        if len(plane.bits) != len(edges) or any(not n <= g < n + 8 for n, g in zip(edges, got, strict=True)):
+            raise ValueError(f"constraints: request {request}: the plane was compiled for another index")
+    return planes
 
 
 def _checked(answer: Any, index: StaticIndex, level: int, batch_size: int, beams: int) -> tuple[Any, Any | None]:
@@ -114,10 +161,26 @@ def _checked(answer: Any, index: StaticIndex, level: int, batch_size: int, beams
     return logits, log_z
 
 
-def _finish(search: Search, widths: np.ndarray) -> BeamResult:
-    beams = search.result()
-    num_valid = (beams.leaves >= 0).sum(1, dtype=np.int32)
-    last = beams.scores[np.arange(len(widths)), np.maximum(num_valid, 1) - 1]
-    certified = (beams.bound <= last) & ((num_valid == widths) | (beams.bound == -np.inf)) & (beams.failed < 0)
+def _finish(search: Search, wanted: np.ndarray) -> BeamResult:
+    """The best `wanted` of each beam, and what is proven about them."""
+    beams, most = search.result(), int(wanted.max())
+    scores, codes, leaves = beams.scores[:, :most], beams.codes[:, :most], beams.leaves[:, :most]
+    if (wanted < most).any():
+        beyond = np.arange(most) >= wanted[:, None]
+        scores[beyond], codes[beyond], leaves[beyond] = -np.inf, -1, -1
+    num_valid = (leaves >= 0).sum(1, dtype=np.int32)
+    last = scores[np.arange(len(wanted)), np.maximum(num_valid, 1) - 1]
+    certified = (beams.bound <= last) & ((num_valid == wanted) | (beams.bound == -np.inf)) & (beams.failed < 0)
     errors = [f"level {level}: NaN or +inf among the logits" if level >= 0 else None for level in beams.failed.tolist()]
-    return BeamResult(beams.scores, beams.codes, beams.leaves, num_valid, certified, beams.bound, errors)
+    return BeamResult(scores, codes, leaves, num_valid, certified, beams.bound, errors)
+
+
+def _replace(result: BeamResult, requests: np.ndarray, by: BeamResult) -> None:
+    """Put the results of a later search in the place of the earlier ones of the same requests."""
+    width = by.scores.shape[1]
+    for name in ("scores", "codes", "leaves"):
+        getattr(result, name)[requests, :width] = getattr(by, name)
+    for name in ("num_valid", "certified", "bound"):
+        getattr(result, name)[requests] = getattr(by, name)
+    for place, request in enumerate(requests):
+        result.errors[request] = by.errors[place]

@@ -15,7 +15,7 @@ The step, in the words every kernel follows (M = the largest width, M' = 1 at le
 
     x[b, m, c] = float32(logits[b, m, c])                                          # exact: f32, f16 or bf16 come in
     log_z[b, m] = float32(logsumexp over the whole row of float64(x))              # unless it was handed over
-    log_p[b, m, c] = min(0, x - log_z); -inf where x is -inf; 0 for the one child of a beam that has ended
+    log_p[b, m, c] = min(0, x - log_z); -inf where x or log_z is -inf; 0 for the one child of a beam that has ended
     candidates of request b: children (m, c) of live beams that are in the trie and in the plane
     new beams of request b: its best widths[b] by (score[b, m] + log_p descending, m ascending, c ascending)
 

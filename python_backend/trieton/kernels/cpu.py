@@ -1,27 +1,28 @@
-"""The beam step on the CPU, in numba: no lock of the interpreter, no allocation per step, one compiled form for all types.
+"""The beam step on the CPU, in numba: without the interpreter's lock, without allocating, all types in one compilation.
 
-What makes it fast. The normaliser is one pass of a polynomial exp that LLVM turns into vectors of float64. Only children
-that exist are ranked, in enumeration order, against a heap of the best M + 1 so far (the extra one is the bound): a
-child whose score does not beat the worst of them is done with after one comparison, a beam whose own score does not
-beat it is not opened at all, and where nearly every code of a level exists the row of logits is compared as vectors.
+What makes it fast. The normaliser is one pass of a polynomial exp that LLVM turns into vectors of float64. Only
+children that exist are ranked, in enumeration order, against a heap of the best M + 1 so far (the extra one is the
+bound): a child whose score does not beat the worst of them is done with after one comparison, a beam whose own score
+does not beat it is not opened at all, and where most codes of a level exist the row of logits is compared as vectors.
 The index and the planes are read in place, through their addresses, so that the element types of a catalogue need no
 compilation of their own.
+
+All in one file, because numba's cache on disk notices a change of the file that a function stands in and of no other.
 """
 
 import threading
 from collections.abc import Sequence
 from math import log
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from numba import carray, njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from trieton.index import StaticIndex
 from trieton.kernels import Beams
+from trieton.kernels.arrays import NO_END, as_array, level_table, plane_table, rows
 from trieton.plane import Plane
 
 F32, F64, I32, I64 = np.float32, np.float64, np.int32, np.int64
@@ -42,8 +43,8 @@ _P = tuple(
 _LOG2E = 1.4426950408889634
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 
-# Columns of the tables of addresses.
-CODES, CODE_BYTES, SPANS, SPAN_BYTES, TAIL, SIZE, END, PLANE = range(8)  # one row per level of the index
+# Columns of `level_table` and `plane_table`.
+CODES, CODE_BYTES, SPANS, SPAN_BYTES, TAIL, WIDTH, END, PLANE = range(8)  # one row per level of the index
 BITS, DEAD, NUM_DEAD, ALIVE, NUM_ALIVE = range(5)  # one row per request and level of a plane
 
 
@@ -51,10 +52,10 @@ BITS, DEAD, NUM_DEAD, ALIVE, NUM_ALIVE = range(5)  # one row per request and lev
 
 
 @intrinsic
-def _pointer(typingctx, address):  # type: ignore[no-untyped-def]
+def _pointer(typingctx, address):
     """An integer address as the pointer that `carray` takes."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), generate
@@ -128,7 +129,7 @@ def _from_order(order):
 
 @njit
 def _log_normaliser(row, given, has_given):
-    """log_z of a row; NaN when the row, or the log_z that came with it, is not usable."""
+    """log_z of a row, +inf where no code has any probability; NaN when the row, or its given log_z, is not usable."""
     bits = row.view(I32)
     low, high = I32(2147483647), I32(-2147483648)
     for i in range(bits.size):
@@ -136,10 +137,12 @@ def _log_normaliser(row, given, has_given):
         low, high = min(low, order), max(high, order)
     if high >= INF_ORDER or low < NEG_INF_ORDER:
         return F32(np.nan)
+    if has_given and not given < F32(np.inf):
+        return F32(np.nan)
+    if high == NEG_INF_ORDER or (has_given and given == NEG_INF):
+        return F32(np.inf)
     if has_given:
-        return given if given < F32(np.inf) else F32(np.nan)
-    if high == NEG_INF_ORDER:
-        return NEG_INF
+        return given
     top = F64(_from_order(high))
     return F32(log(_sum_exp(row, top)) + top)
 
@@ -216,73 +219,82 @@ def _push(best, score, parent, code, lo, hi):
     return _from_order(I32(keys[0] >> I64(32))) if count == keep else NEG_INF
 
 
-# ---- children of one beam
+# ---- children of one beam: (parent, score, row of logits, log_z, whether it has ended, span)
 
 
 @njit
-def _edges(best, threshold, parent, score, row, log_z, ended, lo, hi, codes, size, plane):
-    """Offer the edges [lo, hi) of a head level one by one."""
-    for edge in range(lo, hi):
-        code = _unsigned_at(codes, size, edge)
-        total = score if ended else score + min(F32(0), row[code] - log_z)
+def _total(beam, code):
+    """Score of the child `code`."""
+    _, score, row, log_z, ended, _, _ = beam
+    return score if ended else score + min(F32(0), row[code] - log_z)
+
+
+@njit
+def _edges(best, threshold, beam, layout, plane):
+    """Offer the edges of a head level one by one."""
+    for edge in range(beam[5], beam[6]):
+        code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
+        total = _total(beam, code)
         if total > threshold and _allowed(plane, edge):
-            threshold = _push(best, total, parent, code, edge, edge + 1)
+            threshold = _push(best, total, beam[0], code, edge, edge + 1)
     return threshold
 
 
 @njit
-def _listed_edges(best, threshold, parent, score, row, log_z, ended, lo, hi, codes, size, plane):
-    """Offer those of the edges [lo, hi) that a plane's list of alive edges names."""
-    place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], lo)
+def _listed_edges(best, threshold, beam, layout, plane):
+    """Offer those edges of a head level that a plane's list of alive edges names."""
+    place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], beam[5])
     while place < plane[NUM_ALIVE]:
         edge = _unsigned_at(plane[ALIVE], 8, place)
-        if edge >= hi:
+        if edge >= beam[6]:
             break
-        code = _unsigned_at(codes, size, edge)
-        total = score if ended else score + min(F32(0), row[code] - log_z)
+        code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
+        total = _total(beam, code)
         if total > threshold:
-            threshold = _push(best, total, parent, code, edge, edge + 1)
+            threshold = _push(best, total, beam[0], code, edge, edge + 1)
         place += 1
     return threshold
 
 
 @njit
-def _dense_edges(best, threshold, parent, score, row, log_z, lo, hi, codes, size, plane, width):
-    """Offer the edges [lo, hi) where they are most codes of the level: compare all logits first, 64 at a time."""
-    missing = width - (hi - lo)
-    for start in range(0, width, 64):
-        stop = min(start + 64, width)
+def _dense_edges(best, threshold, beam, layout, plane):
+    """Offer the edges of a head level where they are most of its codes: compare all logits first, 64 at a time."""
+    _, score, row, log_z, _, lo, hi = beam
+    missing = layout[WIDTH] - (hi - lo)
+    for start in range(0, layout[WIDTH], 64):
+        stop = min(start + 64, layout[WIDTH])
         passed = I32(0)
         for code in range(start, stop):
             passed |= I32(score + min(F32(0), row[code] - log_z) > threshold)
         if not passed:
             continue
         for code in range(start, stop):
-            total = score + min(F32(0), row[code] - log_z)
+            total = _total(beam, code)
             if total > threshold:
                 # The edge of a code lies at most `missing` places before lo + code.
                 edge, last = lo + max(0, code - missing), min(lo + code, hi - 1)
                 while edge < last:
                     middle = (edge + last) >> 1
-                    if _unsigned_at(codes, size, middle) < code:
+                    if _unsigned_at(layout[CODES], layout[CODE_BYTES], middle) < code:
                         edge = middle + 1
                     else:
                         last = middle
-                if _unsigned_at(codes, size, edge) == code and _allowed(plane, edge):
-                    threshold = _push(best, total, parent, I64(code), edge, edge + 1)
+                if _unsigned_at(layout[CODES], layout[CODE_BYTES], edge) == code and _allowed(plane, edge):
+                    threshold = _push(best, total, beam[0], I64(code), edge, edge + 1)
     return threshold
 
 
 @njit
-def _runs(best, threshold, parent, score, row, log_z, ended, lo, hi, codes, size, plane):
-    """Offer the runs of equal codes among the leaves [lo, hi) of a tail level."""
+def _runs(best, threshold, beam, layout, plane):
+    """Offer the runs of equal codes among the leaves of a tail level."""
+    lo, hi = beam[5], beam[6]
     while lo < hi:
-        code, end = _unsigned_at(codes, size, lo), lo + 1
-        while end < hi and _unsigned_at(codes, size, end) == code:
+        code, end = _unsigned_at(layout[CODES], layout[CODE_BYTES], lo), lo + 1
+        while end < hi and _unsigned_at(layout[CODES], layout[CODE_BYTES], end) == code:
             end += 1
-        total = score if ended else score + min(F32(0), row[code] - log_z)
+        total = _total(beam, code)
         if total > threshold and _any_allowed(plane, lo, end):
-            threshold = _push(best, total, parent, code, lo, end)
+            threshold = _push(best, total, beam[0], code, lo, end)
         lo = end
     return threshold
 
@@ -291,47 +303,34 @@ def _runs(best, threshold, parent, score, row, log_z, ended, lo, hi, codes, size
 
 
 @njit
-def _choose(level, b, beams, logits, stride, log_z, table, planes, state, best):
-    """Rank the children of request b; leaves the survivors sorted in `best`."""
+def _choose(level, b, beams, logits, stride, log_z, table, plane, state, best):
+    """Rank the children of request b; leaves the survivors sorted in `best` and returns how many there are."""
     score, lo, hi, codes, _, _ = state
-    layout, counts = table[level], best[3]
-    previous_end = table[level - 1, END] if level > 0 else I64(-1)
-    plane = planes[b, layout[PLANE]]
-    threshold, width = NEG_INF, layout[SIZE]
+    keys, slots, _, counts = best
+    layout = table[level]
+    previous_end = table[level - 1, END] if level > 0 else NO_END
+    threshold = NEG_INF
     for m in range(beams):
-        first, last = lo[b, m], hi[b, m]
-        if first >= last or score[b, m] <= threshold:
+        if lo[b, m] >= hi[b, m] or score[b, m] <= threshold:
             break  # beams are sorted and the dead come last
+        ended = level > 0 and codes[level - 1, b, m] == previous_end
         row = logits[b * stride[0] + m * stride[1] :]
-        ended = previous_end >= 0 and codes[level - 1, b, m] == previous_end
+        beam = (m, score[b, m], row, log_z[b, m], ended, lo[b, m], hi[b, m])
         if layout[TAIL]:
-            threshold = _runs(
-                best, threshold, m, score[b, m], row, log_z[b, m], ended, first, last, layout[CODES],
-                layout[CODE_BYTES], plane,
-            )  # fmt: skip
+            threshold = _runs(best, threshold, beam, layout, plane)
         elif plane[NUM_ALIVE] >= 0:
-            threshold = _listed_edges(
-                best, threshold, m, score[b, m], row, log_z[b, m], ended, first, last, layout[CODES],
-                layout[CODE_BYTES], plane,
-            )  # fmt: skip
-        elif counts[0] == counts[1] and not ended and (last - first) * 4 >= width:
-            threshold = _dense_edges(
-                best, threshold, m, score[b, m], row, log_z[b, m], first, last, layout[CODES],
-                layout[CODE_BYTES], plane, width,
-            )  # fmt: skip
+            threshold = _listed_edges(best, threshold, beam, layout, plane)
+        elif counts[0] == counts[1] and not ended and (hi[b, m] - lo[b, m]) * 4 >= layout[WIDTH]:
+            threshold = _dense_edges(best, threshold, beam, layout, plane)
         else:
-            threshold = _edges(
-                best, threshold, m, score[b, m], row, log_z[b, m], ended, first, last, layout[CODES],
-                layout[CODE_BYTES], plane,
-            )  # fmt: skip
-    count = counts[0]
-    if count < counts[1]:
-        _heapify(best[0], best[1], count)
-    for end in range(count - 1, 0, -1):  # the worst goes last: keys end up descending
-        best[0][0], best[0][end] = best[0][end], best[0][0]
-        best[1][0], best[1][end] = best[1][end], best[1][0]
-        _sift(best[0], best[1], end, 0)
-    return count
+            threshold = _edges(best, threshold, beam, layout, plane)
+    if counts[0] < counts[1]:
+        _heapify(keys, slots, counts[0])
+    for end in range(counts[0] - 1, 0, -1):  # the worst goes last: keys end up descending
+        keys[0], keys[end] = keys[end], keys[0]
+        slots[0], slots[end] = slots[end], slots[0]
+        _sift(keys, slots, end, 0)
+    return counts[0]
 
 
 @njit
@@ -355,18 +354,17 @@ def _settle(level, b, count, table, state, best):
 
 def _advance(level, beams, width, logits, stride, given, log_z, table, planes, state, heap, limits):
     """One step of every request: first all rows, then all requests."""
-    score, lo, hi, codes, _, bound = state
+    _, lo, hi, codes, _, bound = state
     keys, slots, found, counts = heap
     widths, failed = limits
-    previous_end = table[level - 1, END] if level > 0 else I64(-1)
+    previous_end = table[level - 1, END] if level > 0 else NO_END
     for row in prange(widths.size * beams):
         b, m = row // beams, row % beams
-        if lo[b, m] < hi[b, m] and not (previous_end >= 0 and codes[level - 1, b, m] == previous_end):
+        log_z[b, m] = 0
+        if lo[b, m] < hi[b, m] and not (level > 0 and codes[level - 1, b, m] == previous_end):
             at = b * stride[0] + m * stride[1]
             has_given = given.size > 0
             log_z[b, m] = _log_normaliser(logits[at : at + width], given[row] if has_given else NEG_INF, has_given)
-        else:
-            log_z[b, m] = 0
     for b in prange(widths.size):
         counts[b, 0], counts[b, 1], counts[b, 2] = 0, widths[b] + (level + 1 < table.shape[0]), 0
         best = (keys[b], slots[b], found[b], counts[b])
@@ -375,7 +373,7 @@ def _advance(level, beams, width, logits, stride, given, log_z, table, planes, s
             usable &= log_z[b, m] == log_z[b, m]
         count = 0
         if usable:
-            count = _choose(level, b, beams, logits, stride, log_z, table, planes, state, best)
+            count = _choose(level, b, beams, logits, stride, log_z, table, planes[b, table[level, PLANE]], state, best)
             if count > widths[b]:
                 count = widths[b]
                 bound[b] = max(bound[b], _from_order(I32(keys[b, count] >> I64(32))))
@@ -411,8 +409,8 @@ class Search:
 
     def __init__(self, index: StaticIndex, widths: np.ndarray, planes: Sequence[Plane | None]) -> None:
         batch, levels, width = len(widths), index.num_levels, int(widths.max())
-        self.table = _table(index)
-        self.planes = np.array([_addresses(plane, index) for plane in planes], np.int64)  # [B, plane levels, 5]
+        self.table = level_table(index)
+        self.planes = np.array([plane_table(plane, index) for plane in planes], np.int64)  # [B, plane levels, 5]
         self.kept_alive = (index, planes)  # their memory is read by address
         self.score = np.zeros((batch, width), np.float32)
         self.lo, self.hi = np.zeros((2, batch, width), np.int64)
@@ -431,9 +429,9 @@ class Search:
         self.limits = (np.ascontiguousarray(widths, np.int32), self.failed)
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[np.ndarray, np.ndarray]:
-        values, strides = _rows(logits)
+        values, strides = rows(logits)
         batch, beams, width = logits.shape
-        given = _NONE if log_z is None else np.ascontiguousarray(_host(log_z)).reshape(-1)
+        given = _NONE if log_z is None else np.ascontiguousarray(as_array(log_z)).reshape(-1)
         arguments = (
             level, beams, width, values, strides, given, self.log_z, self.table, self.planes, self.state, self.heap,
             self.limits,
@@ -453,74 +451,3 @@ class Search:
 
 
 _NONE = np.zeros(0, np.float32)
-
-
-def _host(values: Any) -> np.ndarray:
-    """Logits as a float32 array on the host; only conversions that change no number."""
-    if isinstance(values, torch.Tensor):
-        if values.device.type != "cpu":
-            raise ValueError(f"the cpu kernel expected logits on the CPU, got {values.device}; use kernel='gpu'")
-        values = (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values.detach()).numpy()
-    if values.dtype.name in ("float16", "bfloat16"):
-        return values.astype(np.float32)
-    if values.dtype != np.float32:
-        raise ValueError(f"expected float32, float16 or bfloat16 from next_logits, got {values.dtype}")
-    return values
-
-
-def _rows(logits: Any) -> tuple[np.ndarray, tuple[int, int]]:
-    """The memory of logits [B, M', V] as one flat array, and the distance between requests and between beams in it."""
-    values = _host(logits)
-    if values.flags.c_contiguous:
-        return values.reshape(-1), (values.shape[1] * values.shape[2], values.shape[2])
-    steps = [s // 4 for s in values.strides]
-    if min(steps) < 0 or steps[2] != 1 or any(s % 4 for s in values.strides):
-        return _rows(np.ascontiguousarray(values))
-    span = sum(s * (n - 1) for s, n in zip(steps, values.shape, strict=True)) + 1
-    flat = np.lib.stride_tricks.as_strided(values, (span,), (4,))
-    return flat, (steps[0], steps[1])
-
-
-_tables: WeakKeyDictionary[StaticIndex, np.ndarray] = WeakKeyDictionary()
-
-
-def _table(index: StaticIndex) -> np.ndarray:
-    """Where each level lies in memory, int64 [L, 8]; columns as named above."""
-    if index in _tables:
-        return _tables[index]
-    table = np.zeros((index.num_levels, 8), np.int64)
-    for level in range(index.num_levels):
-        tail = level >= index.head_levels
-        codes = index.tail[level - index.head_levels] if tail else index.codes[level]
-        table[level, :2] = codes.ctypes.data, codes.itemsize
-        if not tail and level + 1 < len(index.row_ptr):
-            spans = index.row_ptr[level + 1]
-            table[level, 2:4] = spans.ctypes.data, spans.itemsize
-        end = index.end_code(level)
-        table[level, 4:] = tail, index.width(level), end if end >= 0 else -2, min(level, index.head_levels)
-    _tables[index] = table
-    return table
-
-
-_planes: WeakKeyDictionary[Plane, list[tuple[int, int, int, int, int]]] = WeakKeyDictionary()
-
-
-def _addresses(plane: Plane | None, index: StaticIndex) -> list[tuple[int, int, int, int, int]]:
-    """Where each level of a plane lies in memory; columns as named above."""
-    levels = index.head_levels + (index.head_levels < index.num_levels)
-    if plane is None:
-        return [(0, 0, 0, 0, -1)] * levels
-    if plane not in _planes:
-        rows = []
-        for level, bits in enumerate(plane.bits):
-            dead = plane.dead[level] if plane.dead is not None else None
-            alive = plane.alive[level] if plane.alive is not None else None
-            rows.append((
-                0 if bits is None else bits.ctypes.data,
-                0 if dead is None else dead.ctypes.data,
-                0 if dead is None else len(dead),
-                0 if alive is None else alive.ctypes.data,
-                -1 if alive is None else len(alive),
-            ))  # fmt: skip
-        _planes[plane] = rows
-    return _planes[plane]

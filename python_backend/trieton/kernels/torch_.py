@@ -8,6 +8,7 @@ import torch
 
 from trieton.index import StaticIndex
 from trieton.kernels import Beams
+from trieton.kernels.arrays import as_tensor
 from trieton.plane import Plane
 
 NEG_INF = float("-inf")
@@ -30,7 +31,7 @@ class Search:
         self.failed = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[torch.Tensor, torch.Tensor]:
-        log_p = self._log_probs(level, as_float32(logits, self.device), log_z)
+        log_p = self._log_probs(level, as_tensor(logits, self.device), log_z)
         beam, code, lo, hi = self._children(level)  # all candidates of all requests, in enumeration order
         request = beam // self.score.shape[1]
         step = torch.where(self.ended.flatten()[beam], 0.0, log_p.flatten(0, 1)[beam, code])
@@ -62,13 +63,14 @@ class Search:
         if log_z is None:
             log_z = torch.logsumexp(logits.double(), 2).float()
         else:
-            log_z = as_float32(log_z, self.device)
+            log_z = as_tensor(log_z, self.device)
             wrong |= log_z.isnan() | (log_z == torch.inf)
         wrong = (wrong & rows).any(1)
         self.failed[wrong] = level
         self.bound[wrong] = NEG_INF
         self.hi = torch.where(wrong[:, None], self.lo, self.hi)
-        return torch.where(logits == NEG_INF, logits, (logits - log_z[:, :, None]).clamp(max=0))
+        nothing = (logits == NEG_INF) | (log_z == NEG_INF)[:, :, None]
+        return torch.where(nothing, NEG_INF, (logits - log_z[:, :, None]).clamp(max=0))
 
     def _children(self, level: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(beam, code, lo, hi) of every allowed child of every live beam; `beam` counts through [B, M']."""
@@ -143,21 +145,6 @@ class Search:
         self.score = spread(score, NEG_INF, torch.float32)
         self.lo, self.hi = spread(lo, 0, torch.int64), spread(hi, 0, torch.int64)
         return codes, parents
-
-
-def as_float32(values: Any, device: torch.device) -> torch.Tensor:
-    """`values` as float32 on `device`; only conversions that change no number."""
-    tensor = values if isinstance(values, torch.Tensor) else from_numpy(values)
-    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"expected float32, float16 or bfloat16 from next_logits, got {tensor.dtype}")
-    return tensor.to(device, torch.float32)
-
-
-def from_numpy(array: np.ndarray) -> torch.Tensor:
-    """Share `array` with torch; bfloat16 as NumPy knows it (package ml_dtypes) becomes torch's."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def _take(array: np.ndarray, at: torch.Tensor) -> torch.Tensor:
