@@ -206,6 +206,15 @@ class TritonServer:
         self._remove_leftovers()
         return -1 if self._exit_code is None else self._exit_code
 
+    def kill(self) -> None:
+        """End a server nobody needs any more at once; `stop` would take seconds."""
+        if self._process is not None:
+            for process in reversed(self.processes()):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            self._process.wait()
+        self.stop()
+
     def __enter__(self) -> "TritonServer":
         return self.start()
 

@@ -1,0 +1,119 @@
+"""Telling a running server which versions to hold."""
+
+import json
+import time
+from typing import Any
+
+import tritonclient.grpc
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+from trieton_builder.rollout.errors import NoControlError, RolloutError
+from trieton_builder.rollout.repository import Repository
+from trieton_builder.server import GRPC_KEY_HEADER
+
+QUICK = 10.0  # seconds for calls that only ask
+
+
+class ServerControl:
+    """The model-control endpoints of one server, over gRPC.
+
+    Versions are chosen by handing the server the repository's own configuration with a policy `specific [...]`. The
+    server compares everything but the policy, so versions that stay are not touched (seen): going back to one that is
+    resident takes 2 ms. Requests without a version number are answered by the highest one loaded.
+
+    Args:
+        url: host:port of its gRPC endpoint.
+        repository: the repository that this server reads.
+        key: opens the restricted endpoints; empty for a server without restriction.
+        load_timeout: seconds that a load may take.
+    """
+
+    def __init__(self, url: str, repository: Repository, *, key: str = "", load_timeout: float = 600.0):
+        self.url = url
+        self.repository = repository
+        self.model = repository.model
+        self.load_timeout = load_timeout
+        self._headers = {GRPC_KEY_HEADER: key} if key else {}
+        self._client = tritonclient.grpc.InferenceServerClient(url)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def states(self) -> dict[int, tuple[str, str]]:
+        """{version: (state, reason)} of every version the server has ever seen in this life."""
+        index = self._call("repository index", self._client.get_model_repository_index, client_timeout=QUICK)
+        return {
+            int(model.version): (model.state, model.reason)
+            for model in index.models
+            if model.name == self.model and model.version
+        }
+
+    def ready_versions(self) -> list[int]:
+        """Versions that answer requests, ascending; the last one answers those without a version number."""
+        return sorted(version for version, (state, _) in self.states().items() if state == "READY")
+
+    def load(self, versions: list[int]) -> None:
+        """Hold exactly these versions: new ones are initialised first, then the others drain and are finalized.
+
+        The endpoint's own answer is no proof (a plain load of a dead model says 200): call `wait_ready` as well.
+
+        Raises:
+            NoControlError: the server watches the repository by itself (POLL mode) and takes no orders.
+            RolloutError: with the server's reason.
+        """
+        self._call(
+            f"load of version {versions[-1]}",
+            self._client.load_model,
+            self.model,
+            config=self._config(versions),
+            client_timeout=self.load_timeout,
+        )
+
+    def unload(self) -> None:
+        """Hold no version."""
+        self._call("unload", self._client.unload_model, self.model, client_timeout=QUICK)
+
+    def wait_ready(self, version: int, timeout: float = 30.0) -> None:
+        """Wait until the repository index says that `version` is READY, and that no higher one is."""
+        deadline = time.monotonic() + timeout
+        while True:
+            states = self.states()
+            ready = [number for number, (state, _) in states.items() if state == "READY"]
+            if ready and max(ready) == version:
+                return
+            state, reason = states.get(version, ("unknown to the server", ""))
+            if time.monotonic() > deadline:
+                raise RolloutError(
+                    f"{self.url}: version {version} is {state} after {timeout:g} s"
+                    + (f" ({reason})" if reason else "")
+                    + (f"; version {max(ready)} answers" if ready else "; no version answers")
+                )
+            time.sleep(0.01)
+
+    def server_ready(self) -> bool:
+        """The server's own readiness; with strict readiness any version it once unloaded turns this false (seen)."""
+        return self._call("readiness", self._client.is_server_ready, client_timeout=QUICK)
+
+    def _config(self, versions: list[int]) -> str:
+        try:
+            parsed = text_format.Parse(self.repository.config.read_text(), model_config_pb2.ModelConfig())
+        except text_format.ParseError as error:
+            raise RolloutError(f"{self.repository.config}: {error}") from None
+        config = json_format.MessageToDict(parsed, preserving_proto_field_name=True)
+        config["version_policy"] = {"specific": {"versions": versions}}
+        return json.dumps(config)
+
+    def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, headers=self._headers, **options)
+        except InferenceServerException as error:
+            text = (error.message() or "").strip()
+            if "load / unload is not allowed" in text:
+                raise NoControlError(f"{self.url}: {what}: {text}") from None
+            if "restricted" in text:
+                raise RolloutError(
+                    f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
+                ) from None
+            raise RolloutError(f"{self.url}: {what} failed: {text or error.status()}") from None

@@ -1,0 +1,347 @@
+"""Publish a bundle: stage, sync, verify, preflight, one rename, load, ready, canary; or everything as it was."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trieton_builder.rollout import canary
+from trieton_builder.rollout.canary import Canary, Outcome
+from trieton_builder.rollout.control import ServerControl
+from trieton_builder.rollout.errors import RolloutError
+from trieton_builder.rollout.ledger import Ledger
+from trieton_builder.rollout.recover import recover
+from trieton_builder.rollout.repository import Repository, copy_bundle, write_atomically
+from trieton_builder.rollout.steps import Listener, Steps
+from trieton_builder.rollout.targets import Endpoint, Target, activate, go_back, locked, open_targets
+
+SPARE = 64 << 20  # bytes that must stay free on the disk
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish did.
+
+    Attributes:
+        version: the new version number.
+        bundle_id: its bundle.
+        outcome: "serving"; "placed" when no server was told; "planned" after a dry run.
+        previous: the version that was current before, or None.
+        servers: gRPC addresses that answer from it now.
+        steps: name, text and seconds of every step.
+    """
+
+    version: int
+    bundle_id: str
+    outcome: str
+    previous: int | None
+    servers: list[str]
+    steps: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def publish(
+    bundle_dir: str | os.PathLike[str],
+    repository: str | os.PathLike[str],
+    *,
+    servers: Sequence[str | Endpoint] | None = None,
+    control_key: str | None = None,
+    version: int | None = None,
+    preflight: bool = True,
+    keep_previous: bool = True,
+    canaries: Sequence[Canary] | None = None,
+    keep: int | None = None,
+    dry_run: bool = False,
+    wait: float = 0.0,
+    load_timeout: float = 600.0,
+    command: str | None = None,
+    listener: Listener | None = None,
+) -> Published:
+    """Make a bundle the next version of a repository and let its servers answer from it, without a failed request.
+
+    Args:
+        bundle_dir: what `trieton build` wrote. It is copied and stays as it is.
+        repository: folder of models; made, with its config.pbtxt, by the first publish.
+        servers: see `open_targets`. Several are changed in turn; at the first that fails all go back.
+        version: a number above every one ever used; None takes the next.
+        preflight: let a throw-away server with the same stub load the bundle and answer the canaries before any real
+            server hears of it.
+        keep_previous: leave the version before resident, for a rollback within milliseconds; needs its memory.
+        canaries: None takes the recorded ones beside the repository, or else three made from the catalogue.
+        keep: remove all but this many newest versions afterwards.
+        dry_run: verify the bundle and say what would be done; changes nothing.
+        wait: seconds to wait for another publisher.
+        command: for the ledger; None takes this process's command line.
+        listener: told of each step, see `Steps`.
+
+    Raises:
+        BundleError: the bundle is damaged or does not fit together. Nothing was changed.
+        LockedError: another publisher is at work.
+        RolloutError: a step failed; the versions that served before serve now.
+        ServerError: the throw-away server failed on the bundle. Nothing was changed.
+    """
+    steps = Steps(listener)
+    bundle_dir = Path(bundle_dir)
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command
+    with open_targets(repository, servers, control_key=control_key, load_timeout=load_timeout) as targets:
+        job = _Publish(bundle_dir, targets, steps, command, preflight, keep_previous, canaries)
+        if dry_run:
+            return job.plan(version)
+        with steps.step("lock", "exclude other publishers"):
+            locks = locked(targets, wait)
+            locks.__enter__()
+        try:
+            done = job.run(version)
+            if keep is not None:
+                from trieton_builder.rollout.retention import prune_locked
+
+                for target in targets:
+                    prune_locked(target, keep, steps)
+            return done
+        finally:
+            locks.__exit__(None, None, None)
+
+
+class _Publish:
+    """One publish under way. `targets` are in the order in which they are changed."""
+
+    def __init__(
+        self,
+        bundle_dir: Path,
+        targets: list[Target],
+        steps: Steps,
+        command: str,
+        preflight: bool,
+        keep_previous: bool,
+        canaries: Sequence[Canary] | None,
+    ):
+        self.bundle_dir, self.targets, self.steps, self.command = bundle_dir, targets, steps, command
+        self.preflight, self.keep_previous = preflight, keep_previous
+        self.main = targets[0].repository
+        self.wanted_canaries = canaries
+        self.previous = {id(target): target.repository.current() for target in targets}
+        self.staged: dict[int, Path] = {}
+
+    # The steps in order
+
+    def plan(self, version: int | None) -> Published:
+        """Everything that can be said without changing anything."""
+        with self.steps.step("verify", f"verify the checksums of {self.bundle_dir}"):
+            bundle = self._open(self.bundle_dir)
+        with self.steps.step("check", "number, configuration, room on the disk, servers"):
+            number = self._next_version(version)
+            for target in self.targets:
+                self._check_config(target.repository, bundle)
+                self._check_room(target.repository)
+                for control in target.servers:
+                    self.steps.note(f"{control.url} answers from version {max(control.ready_versions(), default=None)}")
+                self.steps.note(f"would place version {number} in {target.repository.model_dir}")
+        return Published(number, bundle.bundle_id, "planned", self._previous(self.targets[0]), [], self.steps.log)
+
+    def run(self, version: int | None) -> Published:
+        with self.steps.step("recover", "put right what a killed publisher left"):
+            for target in self.targets:
+                recover(target, self.steps)
+            self.previous = {id(target): target.repository.current() for target in self.targets}
+        with self.steps.step("check", "number, room on the disk, servers"):
+            number = self._next_version(version)
+            for target in self.targets:
+                self._check_room(target.repository)
+                for control in target.servers:
+                    control.ready_versions()  # unreachable or wrong key: known before anything is written
+        try:
+            bundle = self._prepare(number)
+            served = self._swap(number, bundle)
+        except BaseException as error:
+            self._undo(number, error)
+            raise
+        outcome = "serving" if served else "placed"
+        with self.steps.step("record", f"version {number} is {outcome}"):
+            for target in self.targets:
+                Ledger(target.repository.state).add(
+                    "publish",
+                    number,
+                    outcome=outcome,
+                    bundle_id=bundle.bundle_id,
+                    previous=self._previous(target),
+                    servers=[control.url for control in target.servers],
+                    command=self.command,
+                    inputs=bundle.manifest.get("provenance", {}),
+                    items=bundle.index.num_items,
+                    seconds={entry["step"]: entry["seconds"] for entry in self.steps.log if "seconds" in entry},
+                )
+                target.repository.clear_intent()
+                shutil.rmtree(self.staged[id(target)].parents[1], ignore_errors=True)
+        return Published(number, bundle.bundle_id, outcome, self._previous(self.targets[0]), served, self.steps.log)
+
+    def _prepare(self, number: int) -> Any:
+        """Staged, synced, verified and tried copies in every target's staging folder. Returns the opened bundle."""
+        with self.steps.step("stage", f"copy {self.bundle_dir} beside the repository and sync it to the disk"):
+            bundle_id = _read_id(self.bundle_dir)
+            for target in self.targets:
+                repository = target.repository
+                repository.write_intent({"action": "publish", "version": number, "previous": self._previous(target)})
+                Ledger(repository.state).add(
+                    "publish", number, outcome="started", bundle_id=bundle_id, command=self.command
+                )
+                # A staged bundle lies in a small repository of its own, which is what the throw-away server reads.
+                staged = repository.staging / str(number) / repository.model / str(number)
+                staged.mkdir(parents=True)
+                copy_bundle(self.bundle_dir, staged)
+                self.staged[id(target)] = staged
+        with self.steps.step("verify", "verify every checksum of the staged copy"):
+            bundles = [self._open(staged) for staged in self.staged.values()]
+            for target in self.targets:
+                self._check_config(target.repository, bundles[0])
+        self.canaries = self._find_canaries(bundles[0])
+        if self.preflight:
+            with self.steps.step("preflight", "a throw-away server loads it and answers the canaries"):
+                for target in self.targets[:1]:
+                    self._preflight(self.staged[id(target)].parents[1], target.repository, bundles[0])
+        return bundles[0]
+
+    def _swap(self, number: int, bundle: Any) -> list[str]:
+        """Rename into every repository and move its servers over, one after the other. Returns the servers."""
+        served = []
+        for target in self.targets:
+            before = {control.url: self._before(control, target) for control in target.servers}
+            with self.steps.step("rename", f"version {number} appears in {target.repository.model_dir}"):
+                if not target.repository.config.is_file():
+                    write_atomically(target.repository.config, config_text(target.repository, bundle))
+                target.repository.rename(self.staged[id(target)], target.repository.path(number))
+            for control in target.servers:
+                previous = self._previous(target)
+                activate(control, number, previous, self.steps, keep_previous=self.keep_previous)
+                with self.steps.step("canary", f"{control.url} answers {len(self.canaries)} canary requests"):
+                    outcomes = canary.ask(control.url, self.canaries)
+                    canary.check(control.url, self.canaries, outcomes, bundle, before[control.url])
+                served.append(control.url)
+        return served
+
+    def _undo(self, number: int, error: BaseException) -> None:
+        """Bring every server and repository back to the version before."""
+        notes = []
+        for target in reversed(self.targets):
+            repository = target.repository
+            if repository.path(number).is_dir():
+                for control in reversed(target.servers):
+                    # Traffic goes back first, then the directory goes away.
+                    notes.append(go_back(control, self._previous(target)))
+                repository.take_out(number)
+            if self._previous(target) is None:  # a first publish leaves no configuration behind that no version has
+                repository.config.unlink(missing_ok=True)
+            staged = self.staged.get(id(target))
+            if staged is not None:
+                shutil.rmtree(repository.staging / str(number), ignore_errors=True)
+            if repository.read_intent() is not None:
+                text = str(error) or type(error).__name__
+                Ledger(repository.state).add("publish", number, outcome="failed", error=text, command=self.command)
+                repository.clear_intent()
+        for note in filter(None, notes):
+            self.steps.note(f"while going back: {note}")
+
+    # Parts of steps
+
+    def _previous(self, target: Target) -> int | None:
+        return self.previous[id(target)]
+
+    def _open(self, folder: Path) -> Any:
+        from trieton.bundle import Bundle  # only here: the other commands start in a third of the time without it
+
+        return Bundle.open(folder, verify=True)
+
+    def _next_version(self, wanted: int | None) -> int:
+        highest = 0
+        for target in self.targets:
+            repository = target.repository
+            highest = max([highest, Ledger(repository.state).highest(), *repository.versions()])
+        if wanted is None:
+            return highest + 1
+        if wanted <= highest:
+            raise RolloutError(
+                f"version {wanted}: expected a number above {highest}, the highest ever used here; numbers are not "
+                "reused, because caches and clients may still mean the old content by them"
+            )
+        return wanted
+
+    def _check_room(self, repository: Repository) -> None:
+        size = sum(path.stat().st_size for path in self.bundle_dir.rglob("*") if path.is_file())
+        free = shutil.disk_usage(repository.root.parent).free
+        if free < size + SPARE:
+            raise RolloutError(
+                f"{repository.root.parent}: {free / 2**20:,.0f} MiB free, expected {(size + SPARE) / 2**20:,.0f} MiB "
+                "for this bundle; trieton prune removes old versions"
+            )
+
+    def _check_config(self, repository: Repository, bundle: Any) -> None:
+        """The ids of the bundle must be of the type that the repository's configuration says."""
+        if not repository.config.is_file():
+            return
+        text = repository.config.read_text()
+        declared = "TYPE_STRING" if _type_of(text, "item_ids") == "TYPE_STRING" else "TYPE_INT64"
+        needed = "TYPE_STRING" if bundle.index.catalog.is_text else "TYPE_INT64"
+        if declared != needed:
+            raise RolloutError(
+                f"{repository.config} declares item ids of {declared}, the bundle has {needed}; publish it into a new "
+                "repository, since clients of this one expect the other type"
+            )
+
+    def _find_canaries(self, bundle: Any) -> list[Canary]:
+        if self.wanted_canaries is not None:
+            return list(self.wanted_canaries)
+        if self.main.canary_file.is_file():
+            return canary.load_canaries(self.main.canary_file)
+        return canary.default_canaries(bundle)
+
+    def _before(self, control: ServerControl, target: Target) -> list[Outcome] | None:
+        """What the version before answers, where an expectation compares with it."""
+        compares = any(one.min_overlap > 0 or one.max_latency_ratio is not None for one in self.canaries)
+        if not compares or not control.ready_versions():
+            return None
+        with self.steps.step("before", f"{control.url} answers the canaries from version {self._previous(target)}"):
+            return canary.ask(control.url, self.canaries)
+
+    def _preflight(self, staged: Path, repository: Repository, bundle: Any) -> None:
+        from trieton_builder.server import TritonServer
+
+        (staged / repository.model / "config.pbtxt").write_text(config_text(repository, bundle))
+        server = TritonServer(staged, load=(repository.model,))
+        try:
+            server.start()
+            outcomes = canary.ask(server.grpc_url, self.canaries)
+            canary.check("preflight", self.canaries, outcomes, bundle, None)
+        finally:
+            server.kill()
+
+
+def config_text(repository: Repository, bundle: Any) -> str:
+    """The model's configuration: the repository's own, or what a first publish writes."""
+    if repository.config.is_file():
+        return repository.config.read_text()
+    from trieton_builder.config import render_config
+
+    return render_config(text_ids=bundle.index.catalog.is_text)
+
+
+def _read_id(folder: Path) -> str:
+    from trieton.bundle import read_manifest
+
+    return read_manifest(folder)["bundle_id"]
+
+
+def _type_of(config: str, tensor: str) -> str | None:
+    """data_type of a tensor in a config.pbtxt."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    parsed = text_format.Parse(config, model_config_pb2.ModelConfig())
+    for output in parsed.output:
+        if output.name == tensor:
+            return model_config_pb2.DataType.Name(output.data_type)
+    return None

@@ -1,0 +1,46 @@
+"""Putting right what a publisher left that was killed."""
+
+from trieton_builder.rollout.ledger import Ledger
+from trieton_builder.rollout.steps import Steps
+from trieton_builder.rollout.targets import Target, go_back
+
+
+def recover(target: Target, steps: Steps) -> None:
+    """Finish or take back the step a killed publisher was at. Only under the lock, so its writer is surely gone.
+
+    publish: the new version is taken back unless the ledger says it was done. rollback, withdraw: finished.
+    """
+    repository = target.repository
+    intent = repository.read_intent()
+    if intent is not None:
+        version, ledger = intent["version"], Ledger(repository.state)
+        if intent["action"] == "publish":
+            done = any(
+                entry["action"] == "publish"
+                and entry["version"] == version
+                and entry["outcome"] in ("serving", "placed")
+                for entry in ledger.entries()
+            )
+            if not done:
+                if repository.path(version).is_dir():
+                    for control in target.servers:
+                        _note(go_back(control, intent["previous"]), steps)
+                    repository.take_out(version)
+                ledger.add("publish", version, outcome="failed", error="the publisher was killed", command="recovery")
+                steps.note(
+                    f"a publisher of version {version} was killed; version {intent['previous']} is current again"
+                )
+        else:
+            for control in target.servers:
+                _note(go_back(control, intent["to"]), steps)
+            for number in intent["out"]:
+                repository.take_out(number)
+            ledger.add(intent["action"], version, to=intent["to"], out=intent["out"], command="recovery")
+            steps.note(f"a {intent['action']} of version {version} was killed and is now finished")
+        repository.clear_intent()
+    repository.sweep()
+
+
+def _note(problem: str | None, steps: Steps) -> None:
+    if problem:
+        steps.note(problem)

@@ -1,0 +1,240 @@
+"""A model repository and, beside it, what the rollout must remember.
+
+    models/                           the repository: nothing here but what the server may load
+        generative_retriever/
+            config.pbtxt
+            6/  7/                    versions; the highest one is the current one
+    models.rollout/                   same filesystem, outside the repository, because the server takes any folder that
+        lock  ledger.jsonl            appears in a model for a version, and any change for a reason to load again
+        intent.json                   what a publisher is doing right now; still there when it was killed
+        staging/  withdrawn/  trash/
+        control.key  server.json  canaries.json
+
+The highest version directory is always the one that a server loads when it starts.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trieton_builder.config import MODEL_NAME
+from trieton_builder.rollout.errors import LockedError, RolloutError
+
+MANIFEST = "manifest.json"
+
+
+class Repository:
+    """Paths and elementary moves; every move is one rename.
+
+    Args:
+        root: folder of models. It need not exist yet, its parent must.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], model: str = MODEL_NAME):
+        self.root = Path(root).resolve()
+        self.model = model
+        self.model_dir = self.root / model
+        self.config = self.model_dir / "config.pbtxt"
+        self.state = self.root.parent / f"{self.root.name}.rollout"
+        self.staging = self.state / "staging"
+        self.withdrawn = self.state / "withdrawn"
+        self.trash = self.state / "trash"
+        self.intent_file = self.state / "intent.json"
+        self.key_file = self.state / "control.key"
+        self.server_file = self.state / "server.json"
+        self.canary_file = self.state / "canaries.json"
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    # Looking
+
+    def versions(self) -> list[int]:
+        """Numbers of the version directories, ascending. Raises RolloutError on a name the server would misread."""
+        if not self.model_dir.is_dir():
+            return []
+        names = [path.name for path in self.model_dir.iterdir() if path.is_dir() and path.name[:1].isdigit()]
+        for name in names:
+            if not name.isdigit():  # the server takes `4.tmp` for version 4 (seen)
+                raise RolloutError(f"{self.model_dir / name}: the server takes this for a version; move it elsewhere")
+        return sorted(map(int, names))
+
+    def current(self) -> int | None:
+        """The version that a server loads when it starts: the highest."""
+        return max(self.versions(), default=None)
+
+    def path(self, version: int) -> Path:
+        return self.model_dir / str(version)
+
+    def bundle_id(self, version: int) -> str:
+        """The id in the manifest of a version; its checksums were verified when it was published."""
+        return read_bundle_id(self.path(version))
+
+    def require(self) -> None:
+        """Raises RolloutError unless there is a repository with the model."""
+        if not self.root.is_dir():
+            raise RolloutError(f"model repository {self.root}: no such folder")
+        if not self.model_dir.is_dir():
+            raise RolloutError(f"model repository {self.root} has no model {self.model}: publish a bundle first")
+
+    # Changing
+
+    def prepare(self) -> None:
+        """Make the folders, and make sure that a rename can move a version between them."""
+        if not self.root.parent.is_dir():
+            raise RolloutError(f"{self.root.parent}: no such folder; a repository is made, the folder around it is not")
+        for folder in (self.root, self.model_dir, self.state, self.staging, self.withdrawn, self.trash):
+            folder.mkdir(exist_ok=True)
+        if os.stat(self.state).st_dev != os.stat(self.model_dir).st_dev:
+            raise RolloutError(
+                f"{self.state} and {self.model_dir} are on different filesystems, so a version cannot appear in one "
+                "step; make the repository a subfolder of the mounted volume, as /srv/trieton/models of /srv/trieton"
+            )
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a directory in one step, and make the step durable."""
+        if target.exists():
+            raise RolloutError(f"{target} exists already")
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise RolloutError(f"{source} and {target} are on different filesystems; expected the same") from None
+            raise
+        sync_folder(source.parent)
+        sync_folder(target.parent)
+
+    def take_out(self, version: int) -> Path | None:
+        """Move a version out of the repository, to `withdrawn`; None when it is not there."""
+        source, target = self.path(version), self.withdrawn / str(version)
+        if not source.is_dir():
+            return None
+        self.rename(source, target)
+        return target
+
+    def remove(self, folder: Path) -> None:
+        """Remove a version for good: out of sight in one step, then file by file."""
+        if not folder.is_dir():
+            return
+        hidden = self.trash / f"{folder.name}-{time.time_ns()}"
+        self.rename(folder, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed publisher left in staging and trash. Only under the lock."""
+        for folder in (self.staging, self.trash):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                shutil.rmtree(path, ignore_errors=True)
+
+    # What is being done
+
+    def read_intent(self) -> dict[str, Any] | None:
+        """What a publisher was about to do when it was killed, or None."""
+        try:
+            return json.loads(self.intent_file.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RolloutError(f"{self.intent_file}: not readable ({error}); see the ledger, then remove it") from None
+
+    def write_intent(self, intent: dict[str, Any]) -> None:
+        write_atomically(self.intent_file, json.dumps(intent))
+
+    def clear_intent(self) -> None:
+        self.intent_file.unlink(missing_ok=True)
+        sync_folder(self.state)
+
+    @contextlib.contextmanager
+    def lock(self, wait: float = 0.0) -> Iterator[None]:
+        """Exclude every other publisher of this repository, also after a crash (the kernel frees the lock).
+
+        Raises:
+            LockedError: another one still holds it after `wait` seconds; names it.
+        """
+        self.prepare()
+        deadline = time.monotonic() + wait
+        # O_RDWR without truncation: the file names its holder to those who wait.
+        with os.fdopen(os.open(self.state / "lock", os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        holder = file.read().strip() or "another process"
+                        raise LockedError(
+                            f"{holder} is working on {self.root}; try again when it is done, or wait for it with --wait"
+                        ) from None
+                    time.sleep(0.05)
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()}")
+            file.flush()
+            yield
+
+
+def read_bundle_id(folder: Path) -> str:
+    """`bundle_id` of a version directory's manifest, without the libraries that reading the bundle needs."""
+    try:
+        return json.loads((folder / MANIFEST).read_text())["bundle_id"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RolloutError(f"{folder}: not a bundle ({type(error).__name__}: {error})") from None
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a small file in one durable step."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_bundle(source: Path, target: Path) -> int:
+    """Copy a bundle's files durably; returns the bytes. Times are those of the copy.
+
+    A file from the future would hide later versions from the server (seen), so no time is taken over from elsewhere.
+    """
+    total = 0
+    now = time.time()
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_symlink():
+            raise RolloutError(
+                f"{path}: a link; expected plain files, a bundle must not change behind the server's back"
+            )
+        if path.is_dir():
+            if path.name != "__pycache__":
+                place.mkdir(parents=True)
+        elif path.parent.name != "__pycache__":
+            shutil.copyfile(path, place)
+            with open(place, "rb") as file:
+                os.fsync(file.fileno())
+                total += os.fstat(file.fileno()).st_size
+                if os.fstat(file.fileno()).st_mtime > now + 1:  # a file server whose clock is ahead of ours
+                    os.utime(place, (now, now))
+    for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
+        sync_folder(folder)
+    return total
