@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Starts the server of the container image; `exec`, so that the container's SIGTERM reaches the server itself.
+#
+#   TRIETON_REPOSITORY        model repository (may be mounted read-only)          default /srv/trieton/models
+#   TRIETON_CONTROL_KEY_FILE  file with the key of the model-control endpoints     default beside the repository
+#   TRIETON_EXIT_TIMEOUT      seconds that requests in flight get at the end       default 30
+#   TRIETON_ADDRESS           where to listen                                      default 0.0.0.0, the container's network
+#   further arguments         go to the server as they are
+set -euo pipefail
+
+repository=${TRIETON_REPOSITORY:-/srv/trieton/models}
+key_file=${TRIETON_CONTROL_KEY_FILE:-$repository.rollout/control.key}
+address=${TRIETON_ADDRESS:-0.0.0.0}
+
+if [[ ! -s $key_file ]]; then
+    echo "trieton: $key_file is missing or empty; expected the key that opens the model-control endpoints" >&2
+    exit 1
+fi
+shopt -s nullglob
+versions=("$repository"/generative_retriever/[0-9]*/)
+if ((${#versions[@]} == 0)); then
+    echo "trieton: $repository/generative_retriever has no version yet; publish a bundle first" >&2
+    exit 1
+fi
+for version in "${versions[@]}"; do
+    # The server would hang on such a folder for ever, deaf to SIGTERM.
+    if [[ ! -f ${version}model.py ]]; then
+        echo "trieton: $version has no model.py; it is not a version, remove it" >&2
+        exit 1
+    fi
+done
+
+# `load` with a `file:` parameter runs whatever Python it is given: whoever may control models owns the container.
+control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$key_file")"
+
+# strict-readiness off: one failed load of a new version would turn the whole server unready while the old version
+# serves. Readiness is asked per model. Summaries of latencies are off by default; the dashboard shows their quantiles.
+exec tritonserver \
+    --model-repository="$repository" \
+    --model-control-mode=explicit \
+    --load-model=generative_retriever \
+    --http-address="$address" \
+    --grpc-address="$address" \
+    --metrics-address="$address" \
+    --http-restricted-api="$control" \
+    --grpc-restricted-protocol="$control" \
+    --strict-readiness=false \
+    --metrics-config=summary_latencies=true \
+    --exit-timeout-secs="${TRIETON_EXIT_TIMEOUT:-30}" \
+    "$@"
