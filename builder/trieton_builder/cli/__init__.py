@@ -12,3 +12,6 @@ app = typer.Typer(
 
 from trieton_builder.cli import doctor  # noqa: E402, F401
 from trieton_builder.cli import refresh  # noqa: E402, F401
+from trieton_builder.cli import query  # noqa: E402, F401
+from trieton_builder.cli import probe  # noqa: E402, F401
+from trieton_builder.cli import demo  # noqa: E402, F401
