@@ -11,6 +11,7 @@ import numpy as np
 from trieton_client import Client, ClientError, Results
 
 from trieton_builder.rollout.errors import RolloutError
+from trieton_builder.rollout.repository import write_atomically
 
 REPEATS = 3  # of a request whose latency counts; the quickest is taken
 SLACK_MS = 2.0  # below this, differences of latency are noise
@@ -70,8 +71,6 @@ class Outcome:
 
 def save_canaries(path: Path, canaries: Sequence[Canary]) -> None:
     """Write canaries as JSON that may be edited by hand."""
-    from trieton_builder.rollout.repository import write_atomically
-
     content = {"kind": KIND, "canaries": [asdict(canary) for canary in canaries]}
     write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -106,6 +105,33 @@ def default_canaries(bundle: Any) -> list[Canary]:
         positions = np.linspace(0, num_items - 1, min(length, num_items)).astype(np.int64)
         canaries.append(Canary(tuple(bundle.index.catalog.ids(positions).tolist())))
     return canaries
+
+
+def spread_histories(version: Path, count: int = 10, length: int = 5) -> list[list[int] | list[str]]:
+    """Histories made from the catalogue of a version directory, for a recording without real ones."""
+    from trieton.bundle import Bundle
+
+    index = Bundle.open(version, verify=False).index
+    positions = np.linspace(0, index.num_items - 1, count * length).astype(np.int64)
+    return [index.catalog.ids(row).tolist() for row in positions.reshape(length, count).T]
+
+
+def read_histories(path: Path) -> list[list[int] | list[str]]:
+    """One JSON list of item ids per line. Raises ValueError that names the line."""
+    histories = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            history = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+        if not isinstance(history, list) or not history or {type(item) for item in history} not in ({int}, {str}):
+            raise ValueError(f"{path}, line {number}: expected a list of item ids, got {line.strip()[:60]}")
+        histories.append(history)
+    if not histories:
+        raise ValueError(f"{path}: expected one history per line, got none")
+    return histories
 
 
 def ask(url: str, canaries: Sequence[Canary], *, timeout: float = 30.0) -> list[Outcome]:

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from trieton_builder.rollout.control import ServerControl
 from trieton_builder.rollout.errors import RolloutError
 from trieton_builder.rollout.ledger import Ledger
 from trieton_builder.rollout.recover import recover
-from trieton_builder.rollout.repository import Repository, copy_bundle, write_atomically
+from trieton_builder.rollout.repository import Repository, write_atomically
+from trieton_builder.rollout.source import Source
 from trieton_builder.rollout.steps import Listener, Steps
 from trieton_builder.rollout.targets import Endpoint, Target, activate, go_back, locked, open_targets
 
@@ -66,7 +68,7 @@ def publish(
     """Make a bundle the next version of a repository and let its servers answer from it, without a failed request.
 
     Args:
-        bundle_dir: what `trieton build` wrote. It is copied and stays as it is.
+        bundle_dir: what `trieton build` wrote, a folder or an address for fsspec. It is copied and stays as it is.
         repository: folder of models; made, with its config.pbtxt, by the first publish.
         servers: see `open_targets`. Several are changed in turn; at the first that fails all go back.
         version: a number above every one ever used; None takes the next.
@@ -87,10 +89,9 @@ def publish(
         ServerError: the throw-away server failed on the bundle. Nothing was changed.
     """
     steps = Steps(listener)
-    bundle_dir = Path(bundle_dir)
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command
     with open_targets(repository, servers, control_key=control_key, load_timeout=load_timeout) as targets:
-        job = _Publish(bundle_dir, targets, steps, command, preflight, keep_previous, canaries)
+        job = _Publish(Source(bundle_dir), targets, steps, command, preflight, keep_previous, canaries)
         if dry_run:
             return job.plan(version)
         with steps.step("lock", "exclude other publishers"):
@@ -113,7 +114,7 @@ class _Publish:
 
     def __init__(
         self,
-        bundle_dir: Path,
+        source: Source,
         targets: list[Target],
         steps: Steps,
         command: str,
@@ -121,7 +122,7 @@ class _Publish:
         keep_previous: bool,
         canaries: Sequence[Canary] | None,
     ):
-        self.bundle_dir, self.targets, self.steps, self.command = bundle_dir, targets, steps, command
+        self.source, self.targets, self.steps, self.command = source, targets, steps, command
         self.preflight, self.keep_previous = preflight, keep_previous
         self.main = targets[0].repository
         self.wanted_canaries = canaries
@@ -132,8 +133,12 @@ class _Publish:
 
     def plan(self, version: int | None) -> Published:
         """Everything that can be said without changing anything."""
-        with self.steps.step("verify", f"verify the checksums of {self.bundle_dir}"):
-            bundle = self._open(self.bundle_dir)
+        with (
+            self.steps.step("verify", f"verify the checksums of {self.source.address}"),
+            tempfile.TemporaryDirectory(prefix="trieton-plan-") as folder,
+        ):
+            self.source.copy_to(Path(folder) / "bundle")
+            bundle = self._open(Path(folder) / "bundle")
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
             number = self._next_version(version)
             for target in self.targets:
@@ -182,8 +187,8 @@ class _Publish:
 
     def _prepare(self, number: int) -> Any:
         """Staged, synced, verified and tried copies in every target's staging folder. Returns the opened bundle."""
-        with self.steps.step("stage", f"copy {self.bundle_dir} beside the repository and sync it to the disk"):
-            bundle_id = _read_id(self.bundle_dir)
+        with self.steps.step("stage", f"copy {self.source.address} beside the repository and sync it to the disk"):
+            bundle_id = self.source.bundle_id()
             for target in self.targets:
                 repository = target.repository
                 repository.write_intent({"action": "publish", "version": number, "previous": self._previous(target)})
@@ -192,9 +197,8 @@ class _Publish:
                 )
                 # A staged bundle lies in a small repository of its own, which is what the throw-away server reads.
                 staged = repository.staging / str(number) / repository.model / str(number)
-                staged.mkdir(parents=True)
-                copy_bundle(self.bundle_dir, staged)
                 self.staged[id(target)] = staged
+                self.source.copy_to(staged)
         with self.steps.step("verify", "verify every checksum of the staged copy"):
             bundles = [self._open(staged) for staged in self.staged.values()]
             for target in self.targets:
@@ -271,7 +275,7 @@ class _Publish:
         return wanted
 
     def _check_room(self, repository: Repository) -> None:
-        size = sum(path.stat().st_size for path in self.bundle_dir.rglob("*") if path.is_file())
+        size = self.source.size
         free = shutil.disk_usage(repository.root.parent).free
         if free < size + SPARE:
             raise RolloutError(
@@ -327,12 +331,6 @@ def config_text(repository: Repository, bundle: Any) -> str:
     from trieton_builder.config import render_config
 
     return render_config(text_ids=bundle.index.catalog.is_text)
-
-
-def _read_id(folder: Path) -> str:
-    from trieton.bundle import read_manifest
-
-    return read_manifest(folder)["bundle_id"]
 
 
 def _type_of(config: str, tensor: str) -> str | None:

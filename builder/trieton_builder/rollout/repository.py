@@ -210,31 +210,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def copy_bundle(source: Path, target: Path) -> int:
-    """Copy a bundle's files durably; returns the bytes. Times are those of the copy.
-
-    A file from the future would hide later versions from the server (seen), so no time is taken over from elsewhere.
-    """
-    total = 0
-    now = time.time()
-    for path in sorted(source.rglob("*")):
-        place = target / path.relative_to(source)
-        if path.is_symlink():
-            raise RolloutError(
-                f"{path}: a link; expected plain files, a bundle must not change behind the server's back"
-            )
-        if path.is_dir():
-            if path.name != "__pycache__":
-                place.mkdir(parents=True)
-        elif path.parent.name != "__pycache__":
-            shutil.copyfile(path, place)
-            with open(place, "rb") as file:
-                os.fsync(file.fileno())
-                total += os.fstat(file.fileno()).st_size
-                if os.fstat(file.fileno()).st_mtime > now + 1:  # a file server whose clock is ahead of ours
-                    os.utime(place, (now, now))
-    for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
-        sync_folder(folder)
-    return total

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,8 +103,25 @@ def find_key(repository: Repository) -> str:
     """The control key from the variable TRIETON_CONTROL_KEY or the file beside the repository; empty without either."""
     key = os.environ.get(KEY_VARIABLE)
     if key is None and repository.key_file.is_file():
-        key = repository.key_file.read_text().strip()
+        return read_key(repository.key_file)
     return key or ""
+
+
+def read_key(path: Path) -> str:
+    """The key in a file. Raises ValueError when it holds none."""
+    key = path.read_text().strip()
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(f"{path}: expected one line with a key, got {'nothing' if not key else 'something else'}")
+    return key
+
+
+def ensure_key(repository: Repository) -> str:
+    """`find_key`, or a new random key in a file beside the repository that only its owner may read."""
+    key = find_key(repository)
+    if not key:
+        key = secrets.token_hex(16)
+        write_atomically(repository.key_file, key + "\n", mode=0o600)
+    return key
 
 
 def remember_server(repository: Repository, grpc_url: str, pid: int) -> None:
