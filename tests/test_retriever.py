@@ -62,9 +62,7 @@ def test_a_torch_kernel_may_hand_over_its_tensors(retriever):
     np.testing.assert_array_equal(got, want)
 
 
-def test_the_end_code_is_one_more_column_behind_every_level_but_the_first(
-    make_tiny_retriever: Callable[..., Path], model
-):
+def test_the_end_code_is_one_more_column_at_every_level_but_the_first(make_tiny_retriever, model):
     retriever = Retriever.open(make_tiny_retriever((4, 5, 6), has_end=True))
     session = retriever.start([np.arange(3, 12)])
     widths = [session(0, None, None)[0].shape[-1]]

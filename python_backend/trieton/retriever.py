@@ -62,6 +62,10 @@ class Retriever:
         Raises:
             ValueError: names the request whose prompt is empty, too long or has a token outside the vocabulary.
         """
+        return Session(self, *self.padded(prompts))
+
+    def padded(self, prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Prompts of any lengths as one batch: input_ids and attention_mask, int64 [B, S]. Raises as `start` does."""
         rows = [self.spec.check_prompt(prompt, f"request {b}") for b, prompt in enumerate(prompts)]
         if not rows:
             raise ValueError("prompts: expected at least one, got none")
@@ -70,7 +74,7 @@ class Retriever:
         for b, row in enumerate(rows):
             input_ids[b, : len(row)] = row
             attention_mask[b, : len(row)] = 1
-        return Session(self, input_ids, attention_mask)
+        return input_ids, attention_mask
 
 
 class Session:

@@ -251,7 +251,7 @@ class RetrieverSpec:
         """The tokens of one prompt as int64 [S].
 
         Raises:
-            ValueError: begins with `name`; not a flat list of integers, empty, too long, a token outside the vocabulary.
+            ValueError: begins with `name`; not a flat list of integers, empty, too long, or a token the model lacks.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
