@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Progress and notes go to stderr, so that `--json` on stdout can be piped.
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 out = Console(highlight=False)
 
 

@@ -80,11 +80,11 @@ def publish(
     if as_json:
         print_json(done.to_json())
     elif done.outcome == "serving":
-        out.print(f"version {done.version} (bundle {done.bundle_id}) serves on {', '.join(done.servers)}")
+        print(f"version {done.version} (bundle {done.bundle_id}) serves on {', '.join(done.servers)}")
     elif done.outcome == "placed":
-        out.print(f"version {done.version} (bundle {done.bundle_id}) is in place; a server loads it when it starts")
+        print(f"version {done.version} (bundle {done.bundle_id}) is in place; a server loads it when it starts")
     else:
-        out.print(f"would publish bundle {done.bundle_id} as version {done.version}; nothing was changed")
+        print(f"would publish bundle {done.bundle_id} as version {done.version}; nothing was changed")
 
 
 @app.command()
@@ -156,15 +156,20 @@ def versions(
     if as_json:
         print_json(rows)
         return
-    table = Table("version", "state", "bundle", "items", "published", "command", "remark", show_edge=False)
+    table = Table(show_edge=False)
+    for name in ("version", "state", "bundle", "items", "published (UTC)"):
+        table.add_column(name, no_wrap=True)
+    for name in ("command", "remark"):
+        table.add_column(name, overflow="fold")
     for row in rows:
         items = f"{row['items']:,}" if "items" in row else ""
         remark = row.get("error") or ("" if row.get("last", "publish").startswith("publish") else row["last"])
-        published = row.get("time", "")
         style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"])
         state = f"[{style}]{row['state']}[/]" if style else row["state"]
-        cells = (state, row.get("bundle_id", ""), items, published, row.get("command", ""), remark)
-        table.add_row(str(row["version"]), *cells)
+        published = row.get("time", "").replace("T", " ")[:16]
+        table.add_row(
+            str(row["version"]), state, row.get("bundle_id", ""), items, published, row.get("command", ""), remark
+        )
     out.print(table)
 
 
@@ -196,7 +201,7 @@ def prune(
         print_json({"removed": removed, "dry_run": dry_run})
     else:
         numbers = ", ".join(map(str, removed)) or "none"
-        out.print(f"would remove: {numbers}" if dry_run else f"removed: {numbers}")
+        print(f"would remove: {numbers}" if dry_run else f"removed: {numbers}")
 
 
 @canary_app.command("record")
@@ -246,7 +251,7 @@ def record(
     if as_json:
         print_json({"path": str(path), "canaries": len(recorded)})
     else:
-        out.print(f"{len(recorded)} canaries in {path}")
+        print(f"{len(recorded)} canaries in {path}")
 
 
 class _Display:
@@ -298,4 +303,4 @@ def _print_moved(done: dict[str, Any], as_json: bool) -> None:
         print_json(done)
         return
     where = f" on {', '.join(done['servers'])}" if done["servers"] else "; a server loads it when it starts"
-    out.print(f"version {done['from']} is withdrawn, version {done['to']} (bundle {done['bundle_id']}) answers{where}")
+    print(f"version {done['from']} is withdrawn, version {done['to']} (bundle {done['bundle_id']}) answers{where}")
