@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
@@ -168,7 +169,13 @@ def versions(
         state = f"[{style}]{row['state']}[/]" if style else row["state"]
         published = row.get("time", "").replace("T", " ")[:16]
         table.add_row(
-            str(row["version"]), state, row.get("bundle_id", ""), items, published, row.get("command", ""), remark
+            str(row["version"]),
+            state,
+            row.get("bundle_id", ""),
+            items,
+            published,
+            escape(row.get("command", "")),
+            escape(remark),
         )
     out.print(table)
 
@@ -263,16 +270,16 @@ class _Display:
     def show(self, event: Any) -> None:
         if event.state == "begin":
             self._stop()
-            self._status = err.status(f"{event.step}: {event.text}")
+            self._status = err.status(f"{event.step}: {escape(event.text)}")
             self._status.start()
         elif event.state == "end":
             self._stop()
-            err.print(f"[green]✓[/] {event.step:10} {event.seconds:7.2f} s  {event.text}")
+            err.print(f"[green]✓[/] {event.step:10} {event.seconds:7.2f} s  {escape(event.text)}")
         elif event.state == "fail":
             self._stop()
             err.print(f"[red]✗[/] {event.step:10} {event.seconds:7.2f} s")
         else:
-            err.print(f"  {event.text}")
+            err.print(f"  {escape(event.text)}")
 
     def _stop(self) -> None:
         if self._status is not None:
