@@ -15,3 +15,5 @@ from trieton_builder.cli import refresh  # noqa: E402, F401
 from trieton_builder.cli import query  # noqa: E402, F401
 from trieton_builder.cli import probe  # noqa: E402, F401
 from trieton_builder.cli import demo  # noqa: E402, F401
+from trieton_builder.cli import rollout  # noqa: E402, F401
+from trieton_builder.cli import serve  # noqa: E402, F401
