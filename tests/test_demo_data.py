@@ -190,7 +190,7 @@ def test_the_beam_without_a_constraint_counts_what_is_no_film(tmp_path):
     export = export_retriever(load_model(tmp_path / "model"), tmp_path / "retriever", demo_prompt(ids, SMALL))
     assert export.largest_difference is not None
     assert export.largest_difference < 2e-5
-    free = unconstrained_beam(Retriever.open(tmp_path / "retriever"), data, ids, beam_width=8, batch=7)
+    free = unconstrained_beam(Retriever.open(tmp_path / "retriever"), data, ids, beam_width=40, batch=7)
     assert 0 < free.invalid < 1
     assert PAD not in ids.codes + 2
     for row, history in zip(free.recommended, data.histories, strict=True):

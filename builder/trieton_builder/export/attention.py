@@ -15,12 +15,12 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.unflatten(-1, (-1, head_dim))
 
 
-def mask_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a prompt token is real and a large negative number elsewhere, [B, 1, 1, S].
+def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` is 1 and a large negative number where it is 0, in its shape.
 
     Finite, because -inf minus -inf in a softmax is NaN; halved, because a score is added to it.
     """
-    return (1 - attention_mask[:, None, None, :].to(dtype)) * (torch.finfo(dtype).min / 2)
+    return (1 - mask.to(dtype)) * (torch.finfo(dtype).min / 2)
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -69,6 +69,23 @@ def suffix_scores(q: Tensor, suffix_key: Tensor) -> Tensor:
 def suffix_mix(weights: Tensor, suffix_value: Tensor) -> Tensor:
     """Weights [B, M, G, H / G, t] over each beam's own values [B, M, G, t, D] -> [B, M, H, D]."""
     return (weights @ suffix_value).flatten(2, 3)
+
+
+def joint_attention(q: Tensor, prefix: KeyValue, suffix: KeyValue, prefix_mask: Tensor) -> Tensor:
+    """One softmax over prompt and own suffix: q [B, M, H, D], already scaled -> [B, M, H, D].
+
+    Args:
+        prefix: keys and values [B, G, S, D], read once for all beams.
+        suffix: keys and values [B, M, G, t, D].
+        prefix_mask: added to the prompt's scores, broadcast against [B, G, (H / G) * M, S].
+    """
+    beams, length = q.shape[1], prefix[0].shape[2]
+    over_prefix = prefix_scores(q, prefix[0]) + prefix_mask
+    # The suffix has a handful of tokens: its scores are brought into the prompt's layout, never the other way round.
+    over_suffix = suffix_scores(q, suffix[0]).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, (H / G) * M, t]
+    weights = softmax(torch.cat([over_prefix, over_suffix], dim=-1))
+    own = weights[..., length:].unflatten(2, (-1, beams)).permute(0, 3, 1, 2, 4)  # [B, M, G, H / G, t]
+    return prefix_mix(weights[..., :length], prefix[1], beams) + suffix_mix(own, suffix[1])
 
 
 class Head(nn.Module):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +11,24 @@ import torch
 from torch import nn
 from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
 
+from trieton_builder.export.family import ExportError, Graphs, Limits
+from trieton_builder.export.gpt2 import gpt2_graphs
 from trieton_builder.export.graphs import export_graphs
+from trieton_builder.export.llama import llama_graphs
 from trieton_builder.export.parity import largest_difference
 from trieton_builder.export.t5 import t5_graphs
 
-MIN_LEVELS, MIN_LENGTH = 32, 16  # limits inside the graphs, where the token map or the prompts are shorter
 TOLERANCE = 1e-3  # of a log-probability; float32 graphs of random models stay below 1e-5
 
 
-class ExportError(ValueError):
-    """A model that cannot be exported, or graphs that do not compute what the model computes."""
+FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
+    "t5": t5_graphs,
+    "gpt2": gpt2_graphs,
+    "llama": llama_graphs,
+    "mistral": llama_graphs,
+    "qwen2": llama_graphs,
+    "qwen3": llama_graphs,
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,8 @@ def export_retriever(
     if out_dir.exists() and not overwrite:
         raise FileExistsError(f"{out_dir}: exists already; remove it or ask to overwrite it")
     config = model.config
-    if config.model_type != "t5" or not config.is_encoder_decoder:
-        raise ExportError(f"model type {config.model_type!r}: not supported; expected t5")
+    if config.model_type not in FAMILIES:
+        raise ExportError(f"model type {config.model_type!r}: not supported; expected one of {', '.join(FAMILIES)}")
     spec = RetrieverSpec(
         family=config.model_type,
         vocab_size=config.vocab_size,
@@ -74,25 +83,14 @@ def export_retriever(
         prompt=prompt,
         normalise=normalise,
     )
-    max_levels, graph_length = max(spec.num_levels, MIN_LEVELS), max(spec.max_length, MIN_LENGTH)
+    limits = Limits(spec.max_length, spec.num_levels)
     training = model.training
     model.eval()
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
     try:
-        prefill, decode = t5_graphs(model, max_length=graph_length, max_levels=max_levels, normalise=normalise)
-        files = export_graphs(
-            prefill,
-            decode,
-            partial,
-            num_layers=config.num_decoder_layers,
-            kv_heads=config.num_heads,
-            head_dim=config.d_kv,
-            dtype=torch.float32,
-            max_length=graph_length,
-            max_levels=max_levels,
-            first_suffix=True,
-        )
+        graphs = FAMILIES[config.model_type](model, limits, normalise)
+        files = export_graphs(graphs, limits, partial, torch.float32)
         spec = spec.save(partial, files)
         difference = largest_difference(model, Retriever.open(partial)) if check else None
         if difference is not None and not difference <= TOLERANCE:

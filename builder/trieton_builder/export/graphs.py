@@ -10,6 +10,8 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
+from trieton_builder.export.family import Graphs, Limits
+
 OPSET = 18
 EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; a protobuf file ends at 2 GiB
 
@@ -17,44 +19,41 @@ EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; a protobuf file ends at 2 Gi
 _BATCH, _BEAMS, _PARENTS, _LENGTH, _SUFFIX, _WIDTH = 2, 3, 4, 12, 2, 5
 
 
-def export_graphs(
-    prefill: nn.Module,
-    decode: nn.Module,
-    out_dir: Path,
-    *,
-    num_layers: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    max_length: int,
-    max_levels: int,
-    first_suffix: bool,
-) -> list[Path]:
-    """Write `prefill.onnx` and `decode.onnx` into `out_dir` (and `*.onnx.data` beside them where weights are large).
+def export_graphs(graphs: Graphs, limits: Limits, out_dir: Path, dtype: torch.dtype) -> list[Path]:
+    """Write `prefill.onnx` and `decode.onnx` into `out_dir`, with `*.onnx.data` beside them where weights are large.
 
     Args:
-        num_layers: decoder layers, each with keys and values of `kv_heads` heads of `head_dim`.
-        first_suffix: whether prefill already puts a token into the suffix (the start token of an encoder-decoder).
+        dtype: of the modules' keys and values.
 
     Returns:
-        The files, graphs first.
+        All files written.
     """
+    num_layers = graphs.num_layers
     ids = torch.ones(_BATCH, _LENGTH, dtype=torch.int64)
     level_tokens = torch.arange(_WIDTH)
-    length = torch.export.Dim("length", min=1, max=max_length)
+    length = torch.export.Dim("length", min=1, max=limits.table_length)
     batch, beams = torch.export.Dim("batch", min=1), torch.export.Dim("beams", min=1)
-    parents, suffix = torch.export.Dim("past_beams", min=1), torch.export.Dim("suffix", min=0, max=max_levels - 1)
+    parents, suffix = (
+        torch.export.Dim("past_beams", min=1),
+        torch.export.Dim("suffix", min=0, max=limits.table_levels - 1),
+    )
     width = torch.export.Dim("width", min=1)
     prompt_dims = {0: batch, 1: length}
     names = [f"{i}.{kind}" for i in range(num_layers) for kind in ("key", "value")]
+    present = _named("present", names)
 
     files = _export(
-        prefill,
+        graphs.prefill,
         out_dir / "prefill.onnx",
         args=(ids, torch.ones_like(ids), level_tokens),
         dims=(prompt_dims, prompt_dims, {0: width}),
         inputs=["input_ids", "attention_mask", "level_tokens"],
-        outputs=["logits", "log_z", *_named("prefix", names), *(_named("present", names) if first_suffix else [])],
+        outputs=[
+            "logits",
+            "log_z",
+            *_named("prefix", names),
+            *(_named("present", names) if graphs.first_suffix else []),
+        ],
     )
 
     def pairs(shape: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
@@ -63,15 +62,15 @@ def export_graphs(
     prefix_dims, past_dims = {0: batch, 2: length}, {0: batch, 1: parents, 3: suffix}
     beam_dims = {0: batch, 1: beams}
     files += _export(
-        decode,
+        graphs.decode,
         out_dir / "decode.onnx",
         args=(
             torch.ones(_BATCH, _BEAMS, dtype=torch.int64),
             torch.zeros(_BATCH, _BEAMS, dtype=torch.int64),
             torch.ones_like(ids),
             level_tokens,
-            pairs((_BATCH, kv_heads, _LENGTH, head_dim)),
-            pairs((_BATCH, _PARENTS, kv_heads, _SUFFIX, head_dim)),
+            pairs((_BATCH, graphs.kv_heads, _LENGTH, graphs.head_dim)),
+            pairs((_BATCH, _PARENTS, graphs.kv_heads, _SUFFIX, graphs.head_dim)),
         ),
         dims=(
             beam_dims,
@@ -86,7 +85,7 @@ def export_graphs(
             *_named("prefix", names),
             *_named("past_key_values", names),
         ],
-        outputs=["logits", "log_z", *_named("present", names)],
+        outputs=["logits", "log_z", *present],
     )
     return files
 

@@ -20,17 +20,19 @@ from trieton_builder.export.attention import (
     suffix_mix,
     suffix_scores,
 )
+from trieton_builder.export.family import Graphs, Limits
 
 
-def t5_graphs(model: nn.Module, *, max_length: int, max_levels: int, normalise: str) -> tuple[nn.Module, nn.Module]:
-    """The prefill and decode modules of a T5ForConditionalGeneration, sharing its parameters."""
+def t5_graphs(model: nn.Module, limits: Limits, normalise: str) -> Graphs:
+    """The graphs of a T5ForConditionalGeneration, sharing its parameters."""
     config = model.config
     scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)  # an attribute of its own since 5.x
     head = Head(
         model.lm_head.weight, model.lm_head.bias, scale=config.d_model**-0.5 if scaled else 1.0, normalise=normalise
     )
-    step = T5Step(model.decoder, head, max_levels)
-    return T5Prefill(model.encoder, step, config.decoder_start_token_id, max_length), T5Decode(step)
+    step = T5Step(model.decoder, head, limits.table_levels)
+    prefill = T5Prefill(model.encoder, step, config.decoder_start_token_id, limits.table_length)
+    return Graphs(prefill, T5Decode(step), config.num_decoder_layers, config.num_heads, config.d_kv, first_suffix=True)
 
 
 class T5Prefill(nn.Module):
@@ -47,7 +49,7 @@ class T5Prefill(nn.Module):
     ) -> tuple[Tensor, Tensor, list[KeyValue], list[KeyValue]]:
         """int64 [B, S], int64 [B, S], int64 [W] -> logits [B, 1, W], log_z [B, 1], prefix, present."""
         hidden = self.encoder.embed_tokens(input_ids)
-        mask = mask_bias(attention_mask, hidden.dtype)
+        mask = mask_bias(attention_mask[:, None, None, :], hidden.dtype)
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
         position = self.bias[:, place[None, :] - place[:, None] + self.max_length - 1]  # [H, S, S]
         for block in self.encoder.block:
@@ -85,7 +87,7 @@ class T5Decode(nn.Module):
     ) -> tuple[Tensor, Tensor, list[KeyValue]]:
         """int64 [B, M], int64 [B, M], int64 [B, S], int64 [W], [B, H, S, D], [B, P, H, t, D] -> logits [B, M, W], log_z
         [B, M], present [B, M, H, t + 1, D]."""
-        mask = mask_bias(attention_mask, prefix[0][0].dtype)
+        mask = mask_bias(attention_mask[:, None, None, :], prefix[0][0].dtype)
         reordered = [(reorder(k, parents), reorder(v, parents)) for k, v in past]
         return self.step(input_ids, mask, level_tokens, prefix, reordered)
 
