@@ -80,14 +80,14 @@ def quality_table(prepared: Prepared, served: Served, bundle: Bundle, progress: 
         bundle.load_retriever(), data, prepared.ids, beam_width=BEAM_WIDTH, num_results=NUM_RESULTS, progress=progress
     )
     table = Table(title=f"Next film of {data.num_people} people, films already seen excluded", title_justify="left")
-    table.add_column("")
-    for heading in ("hit rate @10", "NDCG @10", "invalid semantic IDs"):
+    table.add_column("", no_wrap=True)
+    for heading in ("hit rate @10", "NDCG @10", "invalid IDs"):
         table.add_column(heading, justify="right")
     rows = [
         ("popularity", popularity(data), "-"),
-        ("item-kNN over the last 20 films", item_knn(data, last=20), "-"),
-        ("item-kNN over the last 5 films", item_knn(data, last=5), "-"),
-        ("same model, unconstrained beam, filtered after", free.recommended, f"{free.invalid:.1%}"),
+        ("item-kNN, last 20 films", item_knn(data, last=20), "-"),
+        ("item-kNN, last 5 films", item_knn(data, last=5), "-"),
+        ("same model, unconstrained beam", free.recommended, f"{free.invalid:.1%}"),
         ("Trieton, as served", served.recommended, str(served.invalid)),
     ]
     for name, recommended, invalid in rows:
