@@ -1,9 +1,7 @@
 """Versions change under a real server without one failed request, and every failure leaves what served before."""
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rollout_help import altered, command, id_of, one_line, small_repository
 from rollout_traffic import HISTORIES, Traffic, expected_answers
-from trieton.bundle import Bundle, compute_bundle_id, describe_file
-from trieton_builder.config import MODEL_NAME, render_config
+from trieton.bundle import Bundle
 from trieton_builder.rollout import (
     Endpoint,
     LockedError,
@@ -48,9 +46,7 @@ def world(tmp_path_factory, bundles):
 class World:
     def __init__(self, root: Path, bundles: list[Path]):
         self.root, self.bundles = root, bundles
-        # A small batch: every load searches once in each shape, and these tests load thirty times.
-        (root / MODEL_NAME).mkdir(parents=True)
-        (root / MODEL_NAME / "config.pbtxt").write_text(render_config(max_batch_size=4))
+        small_repository(root)
         assert publish(bundles[0], root, servers=[], preflight=False).outcome == "placed"
         self.repository = Repository(root)
         self.server = TritonServer(root, exit_timeout=2).start()
@@ -83,23 +79,6 @@ class World:
 def _stop(world):
     yield
     world.server.kill()
-
-
-def id_of(folder: Path) -> str:
-    return json.loads((folder / "manifest.json").read_text())["bundle_id"]
-
-
-def altered(bundle: Path, target: Path, **files: str) -> Path:
-    """A copy of a bundle with other texts in some files, and a manifest that vouches for them."""
-    shutil.copytree(bundle, target)
-    manifest = json.loads((target / "manifest.json").read_text())
-    for name, text in files.items():
-        name = name.replace("__", "/").replace("_dot_", ".")
-        (target / name).write_text(text)
-        manifest["files"][name] = describe_file(target / name)
-    manifest["bundle_id"] = compute_bundle_id(manifest)
-    (target / "manifest.json").write_text(json.dumps(manifest))
-    return target
 
 
 @pytest.mark.case("R01")
@@ -228,22 +207,6 @@ def test_a_publisher_killed_at_any_step_leaves_a_sound_repository_and_the_next_o
     states = {row["version"]: row["state"] for row in versions(world.root, **world.options)}
     assert [version for version, state in states.items() if state == "serving"] == [done.version]
     assert not [path for path in SHM.glob("trieton-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
-
-
-def command(*arguments: object, limit: str = "", **environment: str) -> subprocess.CompletedProcess:
-    run = [sys.executable, "-m", "trieton_builder", *map(str, arguments)]
-    if limit:
-        run = ["bash", "-c", f'{limit}; exec "$@"', "-", *run]
-    return subprocess.run(run, capture_output=True, text=True, check=False, env={**os.environ, **environment})
-
-
-def one_line(done: subprocess.CompletedProcess) -> str:
-    """The one line of an error, below the lines of the steps that went well."""
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("✓", "✗"))]
-    assert done.returncode == 1, done.stderr
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("trieton: ")
-    return lines[0]
 
 
 @pytest.mark.case("R04")

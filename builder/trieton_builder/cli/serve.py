@@ -39,6 +39,7 @@ def serve(
     repo = Repository(repository)
     if not repo.root.is_dir():
         raise ValueError(f"model repository {repo.root}: no such folder; trieton publish BUNDLE {repository} makes it")
+    repo.prepare()
     with repo.lock(wait=30):
         # A publisher that was killed between rename and canary may have left a version that does not even load.
         recover(Target(repo), Steps(lambda event: err.print(event.text) if event.state == "note" else None))

@@ -95,7 +95,7 @@ def publish(
         if dry_run:
             return job.plan(version)
         with steps.step("lock", "exclude other publishers"):
-            locks = locked(targets, wait)
+            locks = locked(targets, wait, create=True)
             locks.__enter__()
         try:
             done = job.run(version)

@@ -78,7 +78,7 @@ class Repository:
         return read_bundle_id(self.path(version))
 
     def require(self) -> None:
-        """Raises RolloutError unless there is a repository with the model."""
+        """Raises RolloutError unless there is a repository with the model; nothing is made where there is none."""
         if not self.root.is_dir():
             raise RolloutError(f"model repository {self.root}: no such folder")
         if not self.model_dir.is_dir():
@@ -158,7 +158,6 @@ class Repository:
         Raises:
             LockedError: another one still holds it after `wait` seconds; names it.
         """
-        self.prepare()
         deadline = time.monotonic() + wait
         # O_RDWR without truncation: the file names its holder to those who wait.
         with os.fdopen(os.open(self.state / "lock", os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:

@@ -35,7 +35,7 @@ class Source:
             files = {}
         # Bytecode that an interpreter left is no part of the bundle; the file of that name is.
         self._files = {
-            path[len(self._root) + 1 :]: int(entry["size"] or 0)
+            path[len(self._root) :].lstrip("/"): int(entry["size"] or 0)
             for path, entry in sorted(files.items())
             if "/__pycache__/" not in path
         }

@@ -91,10 +91,17 @@ def open_targets(
 
 
 @contextlib.contextmanager
-def locked(targets: Sequence[Target], wait: float) -> Iterator[None]:
-    """Hold the locks of all repositories, always taken in the same order."""
+def locked(targets: Sequence[Target], wait: float, *, create: bool = False) -> Iterator[None]:
+    """Hold the locks of all repositories, always taken in the same order.
+
+    Args:
+        create: make a repository that does not exist yet; else that is an error.
+    """
     with contextlib.ExitStack() as locks:
         for target in sorted(targets, key=lambda target: str(target.repository)):
+            if not create:
+                target.repository.require()
+            target.repository.prepare()
             locks.enter_context(target.repository.lock(wait))
         yield
 
@@ -148,6 +155,7 @@ def activate(control: ServerControl, version: int, previous: int | None, steps: 
     Raises:
         RolloutError: the server refused or failed; `previous` answers as before.
     """
+    patience = 30.0
     with steps.step("load", f"{control.url} loads version {version}"):
         try:
             resident = control.ready_versions()
@@ -156,9 +164,10 @@ def activate(control: ServerControl, version: int, previous: int | None, steps: 
                 control.load(keep)
             control.load([*keep, version])
         except NoControlError:
+            patience = control.load_timeout
             steps.note(f"{control.url} is not in EXPLICIT mode: waiting until it takes version {version} by itself")
     with steps.step("ready", f"{control.url} holds version {version} ready"):
-        control.wait_ready(version)
+        control.wait_ready(version, patience)
         if not control.server_ready():
             steps.note(
                 f"{control.url} calls itself not ready although version {version} is: it runs with strict readiness; "
