@@ -22,6 +22,7 @@ from trieton_client.errors import (
 )
 from trieton_client.options import Tls
 from trieton_client.results import Results
+from trieton_client.wire import ModelFacts
 
 __all__ = [
     "AsyncClient",
@@ -29,6 +30,7 @@ __all__ = [
     "ClientError",
     "DeadlineError",
     "InvalidRequestError",
+    "ModelFacts",
     "NotFoundError",
     "Results",
     "ServerError",

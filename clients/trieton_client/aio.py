@@ -35,7 +35,7 @@ class AsyncClient:
         *,
         model: str = MODEL,
         timeout: float = 10.0,
-        retries: int = 2,
+        retries: int = 3,
         tls: Tls | bool | None = None,
         headers: dict[str, str] | None = None,
         pool_size: int = 100,
@@ -58,7 +58,6 @@ class AsyncClient:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
-        priority: int = 0,
     ) -> Any:
         """See `Client.retrieve`."""
         call = Call.checked(
@@ -71,19 +70,28 @@ class AsyncClient:
             exclude=exclude,
         )
         deadline = Deadline(self._options.timeout if timeout is None else timeout, self._options.where)
+        facts = await self._described(deadline)
+        results: list[Results] = []
+        for chunk in call.chunks(facts):
+            results += await self._repeat(partial(self._wire().infer, chunk, parameters=call.parameters), deadline)
+        return results[0] if call.single else results
+
+    async def describe(self, timeout: float | None = None) -> ModelFacts:
+        """See `Client.describe`."""
+        seconds = self._options.timeout if timeout is None else timeout
+        return await self._described(Deadline(seconds, self._options.where))
+
+    async def _described(self, deadline: Deadline) -> ModelFacts:
+        facts = self._facts  # read once: another task may forget it meanwhile
+        if facts is None:
+            facts = self._facts = await self._repeat(self._wire().facts, deadline)
+        return facts
+
+    def _wire(self) -> "_Wire":
         if self._opened is None:
             options = self._options
             self._opened = _Grpc(options) if options.protocol == "grpc" else _Http(options, self._pool_size)
-        wire = self._opened
-        facts = self._facts  # read once: another task may forget it meanwhile
-        if facts is None:
-            facts = self._facts = await self._repeat(wire.facts, deadline)
-        results: list[Results] = []
-        for chunk in call.chunks(facts):
-            results += await self._repeat(
-                partial(wire.infer, chunk, parameters=call.parameters, priority=priority), deadline
-            )
-        return results[0] if call.single else results
+        return self._opened
 
     async def _repeat(self, ask: Callable[[float], Awaitable[Answer]], deadline: Deadline) -> Answer:
         for attempt in range(self._options.retries + 1):
@@ -115,7 +123,7 @@ class _Wire(Protocol):
 
     async def facts(self, timeout: float) -> ModelFacts: ...
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]: ...
+    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]: ...
 
 
 class _Grpc:
@@ -133,7 +141,7 @@ class _Grpc:
             raise error_from(failure, self.options.where) from None
         return ModelFacts.from_config(MessageToDict(response.config, preserving_proto_field_name=True))
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]:
+    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
         try:
             response = await self.client.infer(
                 self.options.model,
@@ -141,8 +149,6 @@ class _Grpc:
                 parameters=parameters,
                 headers=self.options.headers,
                 client_timeout=timeout,
-                timeout=int(timeout * 1e6),
-                priority=priority,
             )
         except InferenceServerException as failure:
             raise error_from(failure, self.options.where) from None
@@ -164,15 +170,13 @@ class _Http:
         )
         return ModelFacts.from_config(config)
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]:
+    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
         response = await self._bounded(
             self.client.infer(
                 self.options.model,
                 chunk.inputs(tritonclient.http.aio),
                 parameters=parameters,
                 headers=self.options.headers,
-                timeout=int(timeout * 1e6),
-                priority=priority,
             ),
             timeout,
         )

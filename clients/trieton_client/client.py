@@ -18,11 +18,11 @@ from trieton_client.results import Results
 from trieton_client.wire import Call, Chunk, Ids, ModelFacts, read_results
 
 Answer = TypeVar("Answer")
-# gRPC itself waits up to two minutes before it tries a server again that was away.
+# gRPC itself waits up to two minutes before it tries a server again that was away; this is within our own retries.
 GRPC_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # which is the time that one attempt to connect may take
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 ]
@@ -55,7 +55,7 @@ class Client:
         *,
         model: str = MODEL,
         timeout: float = 10.0,
-        retries: int = 2,
+        retries: int = 3,
         tls: Tls | bool | None = None,
         headers: dict[str, str] | None = None,
         pool_size: int = 16,
@@ -78,7 +78,6 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
-        priority: int = 0,
     ) -> Results: ...
 
     @overload
@@ -93,7 +92,6 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
-        priority: int = 0,
     ) -> list[Results]: ...
 
     def retrieve(
@@ -107,7 +105,6 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
-        priority: int = 0,
     ) -> Any:
         """The best items for one history, or for each of a list of histories.
 
@@ -121,7 +118,6 @@ class Client:
             beam_width: prefixes that survive each level; the server's default when None.
             input_ids: raw prompt tokens instead of `history`, in the same two forms.
             timeout: deadline in seconds; the client's default when None.
-            priority: 1 for people who wait (the default), 2 for bulk jobs.
 
         Returns:
             Results, or a list of Results in the order of the histories.
@@ -140,15 +136,25 @@ class Client:
             exclude=exclude,
         )
         deadline = Deadline(self._options.timeout if timeout is None else timeout, self._options.where)
+        facts = self._described(deadline)
+        results: list[Results] = []
+        for chunk in call.chunks(facts):
+            results += self._repeat(partial(self._wire.infer, chunk, parameters=call.parameters), deadline)
+        return results[0] if call.single else results
+
+    def describe(self, timeout: float | None = None) -> ModelFacts:
+        """What the server says about the model: its batch size, and whether item ids are strings.
+
+        Raises:
+            NotFoundError, UnavailableError, DeadlineError: as `retrieve`.
+        """
+        return self._described(Deadline(self._options.timeout if timeout is None else timeout, self._options.where))
+
+    def _described(self, deadline: Deadline) -> ModelFacts:
         facts = self._facts  # read once: another thread may forget it meanwhile
         if facts is None:
             facts = self._facts = self._repeat(self._wire.facts, deadline)
-        results: list[Results] = []
-        for chunk in call.chunks(facts):
-            results += self._repeat(
-                partial(self._wire.infer, chunk, parameters=call.parameters, priority=priority), deadline
-            )
-        return results[0] if call.single else results
+        return facts
 
     def _repeat(self, ask: Callable[[float], Answer], deadline: Deadline) -> Answer:
         for attempt in range(self._options.retries + 1):
@@ -178,7 +184,7 @@ class _Wire(Protocol):
 
     def facts(self, timeout: float) -> ModelFacts: ...
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]: ...
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]: ...
 
     def close(self) -> None: ...
 
@@ -198,7 +204,7 @@ class _Grpc:
             raise error_from(failure, self.options.where) from None
         return ModelFacts.from_config(MessageToDict(config, preserving_proto_field_name=True))
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]:
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
         try:
             response = self.client.infer(
                 self.options.model,
@@ -206,8 +212,6 @@ class _Grpc:
                 parameters=parameters,
                 headers=self.options.headers,
                 client_timeout=timeout,
-                timeout=int(timeout * 1e6),  # lets the server drop what is still queued by then
-                priority=priority,
             )
         except InferenceServerException as failure:
             raise error_from(failure, self.options.where) from None
@@ -229,12 +233,10 @@ class _Http:
     def facts(self, timeout: float) -> ModelFacts:
         return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, {}, timeout).data))
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, priority: int) -> list[Results]:
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
         body, header_length = tritonclient.http.InferenceServerClient.generate_request_body(
             chunk.inputs(tritonclient.http),
             parameters=parameters,
-            timeout=int(timeout * 1e6),
-            priority=priority,
         )
         length = {"Inference-Header-Content-Length": str(header_length)}
         answer = self._send("POST", "/infer", body, length, timeout)
@@ -255,7 +257,9 @@ class _Http:
                 headers={**self.options.headers, **headers},
                 timeout=urllib3.Timeout(total=timeout),
             )
-        except urllib3.exceptions.TimeoutError:
+        except urllib3.exceptions.TimeoutError as failure:
+            if isinstance(failure, urllib3.exceptions.NewConnectionError):  # a timeout only by its family tree
+                raise UnavailableError(f"cannot reach the server ({failure})", where=where) from None
             raise DeadlineError(f"no answer within {timeout:.3g} s", where=where) from None
         except (urllib3.exceptions.HTTPError, OSError) as failure:
             raise UnavailableError(f"cannot reach the server ({failure})", where=where) from None

@@ -3,8 +3,8 @@
 from tritonclient.utils import InferenceServerException
 
 
-class ClientError(Exception):
-    """Base of every error of this package.
+class ClientError(OSError):
+    """Base of every error of this package; an OSError, as the errors of network clients are.
 
     Attributes:
         reason: what the server (or the connection) said, without any prefix of this package.

@@ -112,7 +112,7 @@ class Deadline:
     def pause(self, attempt: int) -> float | None:
         """Seconds to wait before retry number `attempt` (from 0); None when the deadline leaves no time for it.
 
-        Doubles from 50 ms, with jitter so that the clients of a server that was away do not come back in step.
+        Doubles from 100 ms, with jitter so that the clients of a server that was away do not come back in step.
         """
-        wait = 0.05 * 2**attempt * random.uniform(0.5, 1.5)
+        wait = 0.1 * 2**attempt * random.uniform(0.5, 1.5)
         return wait if wait < self.end - time.monotonic() else None

@@ -166,9 +166,7 @@ def _per_row(values: Any, rows: int, name: str, single: bool) -> list[Any]:
             raise InvalidRequestError("include: an empty list allows nothing; leave it out to allow everything")
         return [values] * rows
     if single or len(values) != rows:
-        raise InvalidRequestError(
-            f"{name}: expected one list, or one list per history ({rows}), got {len(values)} lists"
-        )
+        raise InvalidRequestError(f"{name}: expected one list, or one per history ({rows}), got {len(values)} lists")
     if name == "include" and any(len(row) == 0 for row in values):
         raise InvalidRequestError("include: an empty list allows nothing; leave that history out")
     return list(values)

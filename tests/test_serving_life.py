@@ -1,0 +1,139 @@
+"""What happens to requests that nobody waits for, to a model whose process is killed, and at the end of the server."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+import urllib.request
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from trieton_builder.cli import app
+from trieton_builder.config import render_config
+from trieton_builder.server import TritonServer
+from trieton_client import Client, DeadlineError, ServerError
+from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.server
+SLOW = "slow_retriever"
+HISTORY = np.arange(1000, 1032).reshape(32, 1)  # a full batch
+
+
+def large(client: triton.InferenceServerClient, timeout: float | None = None, beam_width: int = 256) -> None:
+    tensor = triton.InferInput("history", HISTORY.shape, "INT64").set_data_from_numpy(HISTORY)
+    client.infer(SLOW, [tensor], parameters={"beam_width": beam_width}, client_timeout=timeout)
+
+
+def cancelled(server: TritonServer) -> float:
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    name = f'trieton_searches{{model="{SLOW}",outcome="cancelled"}}'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.case("S08")
+def test_work_stops_when_the_deadline_passes_while_decoding_and_while_queued(served):
+    with triton.InferenceServerClient(served.grpc_url) as client, Client(served.grpc_url, model=SLOW) as small:
+        small.retrieve([1000], num_results=1, beam_width=1)
+        started = time.perf_counter()
+        large(client)
+        whole = time.perf_counter() - started
+        before = cancelled(served)
+        started = time.perf_counter()
+        with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+            large(client, timeout=whole / 5)
+        small.retrieve([1000], num_results=1, beam_width=1)
+        assert time.perf_counter() - started < 0.7 * whole, "the abandoned search went on to its end"
+        # Three more wait behind one that runs, and leave: the last, who stays, pays for the one that runs only.
+        done: list[object] = []
+        tensor = triton.InferInput("history", HISTORY.shape, "INT64").set_data_from_numpy(HISTORY)
+        started = time.perf_counter()
+        client.async_infer(SLOW, [tensor], lambda result, error: done.append(error), parameters={"beam_width": 256})
+        for _ in range(3):
+            with contextlib.suppress(InferenceServerException):
+                large(client, timeout=whole / 20)
+        small.retrieve([1000], num_results=1, beam_width=1)
+        assert time.perf_counter() - started < 2.0 * whole, "searches that nobody waited for were done"
+        assert done == [None]
+        deadline = time.monotonic() + 5
+        while cancelled(served) < before + 64 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert cancelled(served) >= before + 64
+
+
+def test_a_passed_deadline_is_told_as_such_over_both_protocols(served):
+    for protocol, url in (("grpc", served.grpc_url), ("http", served.http_url)):
+        with Client(url, protocol, model=SLOW) as client:
+            client.describe()
+            started = time.perf_counter()
+            with pytest.raises(DeadlineError):
+                client.retrieve(HISTORY, beam_width=256, timeout=0.05)
+            assert time.perf_counter() - started < 1.0
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def mortal(tiny_bundle, tmp_path):
+    """A server of one's own, to be hurt."""
+    model = tmp_path / "models" / "generative_retriever"
+    model.mkdir(parents=True)
+    (model / "config.pbtxt").write_text(render_config(max_batch_size=4))
+    shutil.copytree(tiny_bundle, model / "1")
+    with TritonServer(tmp_path / "models", exit_timeout=3) as server:
+        yield server
+
+
+@pytest.mark.case("S07")
+def test_the_probe_notices_a_killed_process_and_its_remedy_brings_the_model_back(mortal, tmp_path):
+    assert run("probe", "--url", mortal.grpc_url)[0] == 0
+    assert run("probe", "--url", mortal.http_url, "--protocol", "http")[0] == 0
+    with Client(mortal.grpc_url) as client:
+        before = client.retrieve([1003])
+        (stub,) = [p for p in psutil.Process(mortal.pid).children(recursive=True) if "stub" in p.name()]
+        os.kill(stub.pid, signal.SIGKILL)
+        with pytest.raises(ServerError):
+            client.retrieve([1003])
+        with urllib.request.urlopen(f"http://{mortal.http_url}/v2/health/ready", timeout=5) as answer:
+            assert answer.status == 200, (
+                "the server's own health does not notice; should it one day, simplify the probe"
+            )
+        code, output = run("probe", "--url", mortal.grpc_url, "--timeout", "5")
+        assert code == 1
+        assert "revive" in output
+        remedy = ("--revive", tmp_path / "models", "--control-key", mortal.control_key)
+        code, output = run("probe", "--url", mortal.grpc_url, "--timeout", "5", *remedy)
+        assert code == 0, output
+        assert "revived" in output
+        after = client.retrieve([1003])
+    assert after.item_ids.tolist() == before.item_ids.tolist()
+
+
+def test_a_probe_of_nobody_fails_within_its_deadline():
+    started = time.perf_counter()
+    code, output = run("probe", "--url", "127.0.0.1:1", "--timeout", "1")
+    assert code == 1
+    assert "127.0.0.1:1" in output
+    assert time.perf_counter() - started < 3
+
+
+def test_query_prints_a_table_and_json(served):
+    code, output = run("query", 1003, 1010, "--url", served.grpc_url, "-k", 3, "-c", "even", "--exclude", "1004,1006")
+    assert code == 0, output
+    assert "semantic ID" in output
+    code, output = run("query", 1003, "--url", served.http_url, "-p", "http", "--json", "--watch", 0.01, "--times", 2)
+    assert code == 0, output
+    first = json.loads(output[: len(output) // 2])
+    assert first["num_results"] == 10
+    assert run("query", "item-1003", "-u", served.grpc_url, "-m", "text_retriever", "--json")[0] == 0
+    code, output = run("query", "abc", "--url", served.grpc_url)
+    assert code == 1
+    assert "integers, got 'abc'" in output
