@@ -45,6 +45,7 @@ def main(
     seed: Annotated[int, typer.Option(help="of people, constraints and order")] = 0,
     think_time: Annotated[float, typer.Option(min=0, help="mean seconds a user waits between two requests")] = 0.05,
     max_p99_ms: Annotated[float, typer.Option(help="threshold")] = 1000.0,
+    metrics_port: Annotated[int | None, typer.Option(help="where Prometheus may look; default any free one")] = None,
 ) -> None:
     """Run a scenario against a server of its own; the exit code says whether it held."""
     bundles = bundle or [Path(".demo/bundles/all-films"), Path(".demo/bundles/newest-films")]
@@ -59,6 +60,7 @@ def main(
         publish(bundles[0], repository, servers=[], preflight=False)
         server = TritonServer(
             repository,
+            ports=(None, None, metrics_port),
             log_path=report / "server.log",
             extra_args=("--metrics-config=summary_latencies=true",),
         ).start()

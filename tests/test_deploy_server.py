@@ -63,6 +63,20 @@ class Pod:
         with Client(self.grpc_url) as client:
             return client.retrieve([1000, 1001]).bundle_id
 
+    def metrics(self) -> str:
+        with urllib.request.urlopen(self.metrics_url, timeout=5) as answer:
+            return answer.read().decode()
+
+    def shows(self, bundle_id: str) -> bool:
+        """Whether the gauge that the dashboard shows becomes this bundle's within a few seconds."""
+        wanted = int(bundle_id[:12], 16)
+        for _ in range(50):
+            (value,) = re.findall(r"^trieton_bundle{.*} (\S+)$", self.metrics(), re.MULTILINE)
+            if int(float(value)) == wanted:
+                return True
+            time.sleep(0.1)
+        return False
+
 
 def container_environment(folder: Path) -> dict[str, str]:
     """What the image has and this machine has elsewhere: `tritonserver` on PATH, its backend, the stub's Python."""
@@ -140,8 +154,7 @@ def exported(pod) -> dict[str, set[str]]:
     pod.answering()
     deadline = time.monotonic() + 10
     while True:
-        with urllib.request.urlopen(pod.metrics_url, timeout=5) as answer:
-            text = answer.read().decode()
+        text = pod.metrics()
         if re.search(r'trieton_searches{.*outcome="ok".*} [1-9]', text) or time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -224,10 +237,14 @@ def test_the_server_follows_the_pointer_of_the_store_and_back(pod):
     pod.store.point(second)
     assert pod.follower.step()
     assert pod.answering() == second
+    assert pod.shows(second)
     pod.store.point(first)
     assert pod.follower.step()
-    assert pod.answering() == first
     assert "rolled back" in pod.said[-1]
+    assert pod.answering() == first
+    assert pod.shows(first), (
+        "going back to a resident version initialises nothing, the dashboard must notice all the same"
+    )
 
 
 @pytest.mark.server

@@ -69,8 +69,8 @@ def quantile(value: str) -> str:
     return f'max(nv_inference_request_summary_us{{{OURS}, quantile="{value}"}}) / 1000'
 
 
-def newest(metric: str) -> str:
-    """A gauge of the version that became ready last, per server."""
+def serving(metric: str) -> str:
+    """A gauge of the version that answers, per server."""
     return f"max by (instance) ({metric}{{{OURS}}})"
 
 
@@ -97,16 +97,16 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                         f"{rate('nv_inference_request_failure')} + {rate('nv_inference_request_success')}"), ""),),
                 "percentunit", "stat", 4, 4,
             ),
-            Panel("Version", "Number of the served version.", ((newest("trieton_model_version"), "{{instance}}"),),
+            Panel("Version", "Number of the served version.", ((serving("trieton_model_version"), "{{instance}}"),),
                   "none", "stat", 4, 4),
             Panel(
                 "Bundle",
                 "First 12 hex digits of the bundle id that serves. Servers that differ are in the middle of a rollout.",
-                ((newest("trieton_bundle"), "{{instance}}"),),
+                ((serving("trieton_bundle"), "{{instance}}"),),
                 "hex", "stat", 4, 4,
             ),
             Panel("Index age", "Time since the served version became ready.",
-                  ((f"time() - {newest('trieton_ready_time_seconds')}", "{{instance}}"),), "s", "stat", 4, 4),
+                  ((f"time() - {serving('trieton_ready_time_seconds')}", "{{instance}}"),), "s", "stat", 4, 4),
         ),
     ),
     (
@@ -219,16 +219,16 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Versions and memory",
         (
             Panel(
-                "Served version",
-                "A step up is a rollout, a step down a rollback.",
-                ((newest("trieton_model_version"), "{{instance}}"),),
-                "none",
+                "Answers by version",
+                "A rollout is a change of colour. Two for longer than a moment: servers differ, or callers pin one.",
+                ((rate("nv_inference_request_success", by="version"), "version {{version}}"),),
+                "reqps", stacked=True,
             ),
             Panel(
                 "Index",
                 "Items and distinct semantic IDs of the served version.",
-                ((newest("trieton_index_items"), "items {{instance}}"),
-                 (newest("trieton_index_leaves"), "semantic IDs {{instance}}")),
+                ((serving("trieton_index_items"), "items {{instance}}"),
+                 (serving("trieton_index_leaves"), "semantic IDs {{instance}}")),
                 "short",
             ),
             Panel(
@@ -236,7 +236,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Of the machine, of the index (mapped, shared by all instances), and pinned for transfers.",
                 (
                     (f"max by (instance) (nv_cpu_memory_used_bytes{{{SERVER}}})", "machine {{instance}}"),
-                    (newest("trieton_index_bytes"), "index {{instance}}"),
+                    (serving("trieton_index_bytes"), "index {{instance}}"),
                     (f"max by (instance) (nv_pinned_memory_pool_used_bytes{{{SERVER}}})", "pinned {{instance}}"),
                 ),
                 "bytes",
@@ -304,13 +304,16 @@ def make_dashboard() -> dict[str, Any]:
 
 
 def expressions(dashboard: dict[str, Any]) -> list[str]:
-    """Every PromQL expression of a dashboard, with Grafana's variables filled in as Grafana would."""
+    """Every PromQL expression of a dashboard, with Grafana's variables filled in."""
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    found += [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
-    filled = {"$__rate_interval": "1m", "$instance": ".*", "$model": "generative_retriever"}
-    for name, value in filled.items():
-        found = [expression.replace(name, value) for expression in found]
-    return found
+    return [filled(expression) for expression in found + [each["expr"] for each in dashboard["annotations"]["list"]]]
+
+
+def filled(expression: str, window: str = "1m") -> str:
+    """An expression with Grafana's variables filled in, as Grafana would for all servers."""
+    for name, value in {WINDOW: window, "$instance": ".*", "$model": "generative_retriever"}.items():
+        expression = expression.replace(name, value)
+    return expression
 
 
 def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:

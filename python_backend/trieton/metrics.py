@@ -32,10 +32,10 @@ COUNTERS = {
 }
 GAUGES = {
     "trieton_plane_cache_bytes": "Size of the compiled constraints held",
-    "trieton_index_items": "Items of the newest version",
-    "trieton_index_leaves": "Distinct semantic IDs of the newest version",
-    "trieton_index_bytes": "Size of the trie of the newest version",
-    "trieton_model_version": "Newest version that became ready",
+    "trieton_index_items": "Items of the version that answers",
+    "trieton_index_leaves": "Distinct semantic IDs of the version that answers",
+    "trieton_index_bytes": "Size of the trie of the version that answers",
+    "trieton_model_version": "Version that answers: the one that answered last, or became ready last",
     "trieton_bundle": "First 12 hex digits of that version's bundle id, as a number",
     "trieton_ready_time_seconds": "Unix time at which that version became ready",
 }
@@ -62,12 +62,16 @@ class Reporter:
             self._keep.append(family)
             self._metrics[name, ""] = family.Metric(labels={"model": model})
         index = searcher.index
-        self._set("trieton_index_items", index.num_items)
-        self._set("trieton_index_leaves", index.num_leaves)
-        self._set("trieton_index_bytes", index.nbytes)
-        self._set("trieton_model_version", int(version))
-        self._set("trieton_bundle", int(searcher.bundle.bundle_id[:12], 16))
-        self._set("trieton_ready_time_seconds", now)
+        self._described = {
+            "trieton_index_items": index.num_items,
+            "trieton_index_leaves": index.num_leaves,
+            "trieton_index_bytes": index.nbytes,
+            "trieton_model_version": int(version),
+            "trieton_bundle": int(searcher.bundle.bundle_id[:12], 16),
+            "trieton_ready_time_seconds": now,
+        }
+        self._describe()
+        self._seen = 0  # executions at the last report
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trieton-metrics", daemon=True)
         self._thread.start()
@@ -86,6 +90,7 @@ class Reporter:
     def _run(self) -> None:
         while not self._stop.wait(SECONDS):
             self._send()
+            self._say_who_answers()
 
     def _send(self) -> None:
         for key, value in self._figures().items():
@@ -96,6 +101,17 @@ class Reporter:
         cache = plane_cache(self._searcher.index).stats()
         if self._sent.get(("trieton_plane_cache_bytes", "")) != cache.bytes:
             self._set("trieton_plane_cache_bytes", cache.bytes)
+
+    def _say_who_answers(self) -> None:
+        # A rollback to a version that is still resident initialises nothing, so whoever answers says who it is.
+        if self._executions != self._seen:
+            self._seen = self._executions
+            if self._metrics["trieton_model_version", ""].value() != self._described["trieton_model_version"]:
+                self._describe()
+
+    def _describe(self) -> None:
+        for name, value in self._described.items():
+            self._set(name, value)
 
     def _set(self, name: str, value: float) -> None:
         self._metrics[name, ""].set(value)
