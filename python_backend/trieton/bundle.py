@@ -7,7 +7,7 @@
     catalog.safetensors   item ids by leaf
     sets.safetensors      named sets
 
-The bundle id is a digest of the manifest, and so of everything in the bundle: two bundles with the same id are the same.
+The bundle id is a digest of the manifest, and so of everything in the bundle: bundles with one id are the same.
 """
 
 import hashlib

@@ -4,8 +4,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from trieton.retriever import PromptTemplate, TokenMap
 
 from trieton_builder.demo.movielens import MovieLens
+from trieton_builder.export.quiet import no_bars
 from trieton_builder.semantic_ids import SemanticIds
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ RECORD = "training.json"
 class Recipe:
     """Everything that decides the trained weights besides the data. Steps, never seconds: a clock has no part in it."""
 
-    steps: int = 600
+    steps: int = 2000
     batch: int = 64
     history: int = 10
-    targets: int = 8  # films after the history that one encoder pass learns from
+    targets: int = 4  # films after the history that one encoder pass learns from
     d_model: int = 64
     d_kv: int = 16
     heads: int = 4
@@ -76,7 +75,7 @@ def train_retriever(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
     try:
-        with _no_bars():
+        with no_bars():
             model.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps({"fingerprint": fingerprint, "recipe": asdict(recipe)}, indent=1))
         partial.chmod(0o755)  # mkdtemp makes it private
@@ -92,7 +91,7 @@ def load_model(folder: str | Path) -> "T5ForConditionalGeneration":
     """The model that `train_retriever` saved, in evaluation mode."""
     from transformers import T5ForConditionalGeneration
 
-    with _no_bars():
+    with no_bars():
         return T5ForConditionalGeneration.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
 
 
@@ -199,20 +198,6 @@ class _Windows:
         input_ids = np.where(mask, self.tokens[seen].reshape(len(films), -1), PAD)
         labels = np.where(wanted[..., None] >= 0, self.tokens[wanted], -100)
         return torch.from_numpy(input_ids), torch.from_numpy(mask.astype(np.int64)), torch.from_numpy(labels)
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without the bars that transformers draws for reading and writing a file: they would break into the caller's."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _fingerprint(data: MovieLens, ids: SemanticIds, recipe: Recipe) -> str:
