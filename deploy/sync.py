@@ -12,7 +12,6 @@ is one write to it. URL is anything fsspec knows: s3://bucket/path, file:///mnt/
 
 import re
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from trieton_builder.cli.common import clean_errors
 from trieton_builder.rollout import publish, rollback
 from trieton_builder.rollout.errors import RolloutError
 from trieton_builder.rollout.repository import Repository, write_atomically
+from trieton_builder.rollout.source import Source
 
 CURRENT = "current"
 BUNDLE_ID = re.compile(r"[0-9a-f]{16}")
@@ -65,16 +65,6 @@ class Store:
             self.fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
             self.fs.put_file(str(path), place)
         return bundle_id
-
-    def fetch(self, bundle_id: str, folder: Path) -> None:
-        """Download a bundle into the new folder `folder`."""
-        source = f"{self.root}/{bundle_id}"
-        for found in self.fs.find(source):
-            target = folder / found[found.index(bundle_id) + len(bundle_id) + 1 :]
-            if folder not in target.resolve().parents:
-                raise ValueError(f"{self.url}/{bundle_id}: {found}: leads out of the bundle")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.fs.get_file(found, str(target))
 
     def _checked(self, text: str, where: str) -> str:
         if not BUNDLE_ID.fullmatch(text):
@@ -149,19 +139,12 @@ class Follower:
         return True
 
     def _publish(self, bundle_id: str, servers: list[str]) -> None:
-        folder = self.repository.state / "download"
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            self.store.fetch(bundle_id, folder / bundle_id)
-            found = Bundle.open(folder / bundle_id, verify=True).bundle_id
-            if found != bundle_id:
-                raise ValueError(f"{self.store.url}/{bundle_id} holds bundle {found}")
-            done = publish(
-                folder / bundle_id, self.repository.root, servers=servers, preflight=self.preflight, keep=self.keep
-            )
-            self.say(f"bundle {bundle_id} is version {done.version}, {done.outcome}")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        address = f"{self.store.url}/{bundle_id}"
+        found = Source(address).bundle_id()
+        if found != bundle_id:
+            raise ValueError(f"{address} holds bundle {found}")
+        done = publish(address, self.repository.root, servers=servers, preflight=self.preflight, keep=self.keep)
+        self.say(f"bundle {bundle_id} is version {done.version}, {done.outcome}")
 
 
 @app.command()

@@ -22,6 +22,7 @@ import trieton
 import tritonclient.grpc
 from trieton.bundle import Bundle
 from trieton_builder.installation import find_installation
+from trieton_builder.rollout.source import Source
 from trieton_builder.server import GRPC_KEY_HEADER, choose_ports
 from trieton_client import Client
 from tritonclient.utils import InferenceServerException
@@ -269,6 +270,20 @@ def test_a_bundle_that_is_damaged_on_the_way_is_refused_once_and_the_old_one_ser
         pod.follower.step()
 
 
+def test_a_folder_with_another_bundle_in_it_is_refused_before_anything_is_copied(tiny_bundle, tmp_path):
+    store = sync.Store(f"file://{tmp_path / 'store'}")
+    real = store.push(tiny_bundle)
+    wrong = "0123456789abcdef"
+    (tmp_path / "store" / real).rename(tmp_path / "store" / wrong)
+    store.point(wrong)
+    said: list[str] = []
+    (tmp_path / "srv").mkdir()
+    follower = sync.Follower(store, tmp_path / "srv" / "models", "127.0.0.1:1", say=said.append)
+    assert not follower.step()
+    assert f"holds bundle {real}" in said[0]
+    assert follower.repository.versions() == []
+
+
 @pytest.mark.parametrize("text", ["", "../../etc", "latest", "0123456789abcde"])
 def test_a_pointer_that_is_no_bundle_id_is_refused(tmp_path, text):
     store = sync.Store(f"file://{tmp_path}")
@@ -287,7 +302,7 @@ def test_pointing_at_a_bundle_that_is_not_there_changes_nothing(tmp_path):
 def test_a_pushed_bundle_comes_back_whole(tiny_bundle, tmp_path):
     store = sync.Store("memory://bundles")
     bundle_id = store.push(tiny_bundle)
-    store.fetch(bundle_id, tmp_path / bundle_id)
+    Source(f"{store.url}/{bundle_id}").copy_to(tmp_path / bundle_id)
     assert Bundle.open(tmp_path / bundle_id, verify=True).bundle_id == bundle_id
 
 
