@@ -3,12 +3,15 @@
 import itertools
 from pathlib import Path
 
+import hugging_face
 import numpy as np
 import pytest
 import torch
-from tiny_retriever import FIRST_TOKEN, VOCAB_SIZE, tiny_t5
+from tiny_retriever import VOCAB_SIZE, tiny_t5
+from trieton.beam import beam_search
 from trieton.retriever import Retriever
-from trieton_builder.export.parity import largest_difference, reference_logits
+from trieton_builder.export.parity import largest_difference
+from trieton_builder.trie import build_index
 
 SIZES = (8, 8, 8)
 
@@ -107,49 +110,13 @@ def test_a_folder_without_a_retriever_is_refused(tmp_path, tiny_retriever_dir):
 @pytest.mark.case("B12")
 @pytest.mark.parametrize("seed", range(4))
 def test_beam_search_returns_what_hugging_face_generates_under_the_same_prefixes(retriever, model, seed):
-    from trieton.beam import beam_search
-    from trieton_builder.trie import build_index
-
     rng = np.random.default_rng(seed)
     everything = np.array(list(itertools.product(*map(range, SIZES))))
     codes = everything[rng.choice(len(everything), 120, replace=False)]
     prompts = [rng.integers(0, VOCAB_SIZE, n) for n in (7, 30, 64)]
-    found = beam_search(
-        retriever.start(prompts), build_index(codes, codebook_sizes=SIZES), batch_size=len(prompts), beam_width=12
-    )
+    index = build_index(codes, codebook_sizes=SIZES)
+    found = beam_search(retriever.start(prompts), index, batch_size=len(prompts), beam_width=12)
     for b, prompt in enumerate(prompts):
-        sequences, scores = hugging_face_beam_search(model, prompt, codes, width=12)
+        sequences, scores = hugging_face.beam_search(model, prompt, codes, retriever.spec.token_map, 12)
         assert [tuple(row) for row in found.codes[b].tolist()] == sequences
         np.testing.assert_allclose(found.scores[b], scores, atol=1e-4)
-
-
-def hugging_face_beam_search(
-    model: torch.nn.Module, prompt: np.ndarray, codes: np.ndarray, *, width: int
-) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Semantic IDs and summed log-probabilities of `generate` with `prefix_allowed_tokens_fn` over `codes`."""
-    starts = [FIRST_TOKEN + sum(SIZES[:level]) for level in range(len(SIZES))]
-    children: dict[tuple[int, ...], set[int]] = {}
-    for row in (codes + starts).tolist():
-        for level in range(len(SIZES)):
-            children.setdefault(tuple(row[:level]), set()).add(row[level])
-    output = model.generate(
-        torch.from_numpy(prompt)[None],
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        num_beams=width,
-        num_return_sequences=width,
-        length_penalty=0.0,
-        max_new_tokens=len(SIZES),
-        do_sample=False,
-        eos_token_id=None,
-        prefix_allowed_tokens_fn=lambda _, sent: sorted(children[tuple(sent[1:].tolist())]),
-        return_dict_in_generate=True,
-    )
-    tokens = output.sequences[:, 1:].numpy()
-    scores = []
-    for row in tokens:  # `generate` normalises over the allowed tokens only when asked to; score the sequences afresh
-        total = 0.0
-        for level in range(len(SIZES)):
-            logits = reference_logits(model, torch.from_numpy(prompt), torch.from_numpy(row[:level])[None])
-            total += float(logits.log_softmax(-1)[0, row[level]])
-        scores.append(total)
-    return [tuple(row) for row in (tokens - starts).tolist()], np.array(scores)

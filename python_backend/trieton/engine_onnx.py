@@ -6,6 +6,7 @@ the suffix that the step before put out.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -16,11 +17,12 @@ SMALL_MODEL = 8 << 20  # bytes of graph files below which handing work to a seco
 class OnnxEngine:
     """`prefill.onnx` and `decode.onnx` of one retriever. Safe to call from several threads."""
 
-    def __init__(self, folder: Path, *, threads: int | None = None):
+    def __init__(self, folder: Path, *, threads: int | None = None, device: str | None = None):
         """Load the graphs.
 
         Args:
             threads: threads of an operator; None takes one for a small model, else every core this process may use.
+            device: "cpu" or "cuda"; None takes CUDA where ONNX Runtime was built with it.
 
         Raises:
             ValueError: a graph is missing or ONNX Runtime cannot read it.
@@ -28,9 +30,12 @@ class OnnxEngine:
         if threads is None:
             size = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
             threads = 1 if size < SMALL_MODEL else len(os.sched_getaffinity(0))
-        self.device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
-        self._prefill = _session(folder / "prefill.onnx", threads)
-        self._decode = _session(folder / "decode.onnx", threads)
+        cuda = "CUDAExecutionProvider" in ort.get_available_providers()
+        if device == "cuda" and not cuda:
+            raise ValueError("device: cuda asked for, but this build of ONNX Runtime has no CUDA provider")
+        self.device = device or ("cuda" if cuda else "cpu")
+        self._prefill = _session(folder / "prefill.onnx", threads, self.device)
+        self._decode = _session(folder / "decode.onnx", threads, self.device)
         outputs = [output.name for output in self._prefill.get_outputs()]
         self._prefix = [name for name in outputs if name.startswith("prefix.")]
         self._prefill_outputs = outputs
@@ -38,9 +43,6 @@ class OnnxEngine:
         present = [name for name in self._decode_outputs if name.startswith("present.")]
         self._past = [name.replace("present.", "past_key_values.", 1) for name in present]
         self._first_suffix = present[0] in outputs
-        shapes = {value.name: value for value in self._decode.get_inputs()}
-        self._suffix_heads_dim = [shapes[name].shape[2::2] for name in self._past]  # [G, D] of [B, P, G, t, D]
-        self._suffix_type = [_numpy_type(shapes[name].type) for name in self._past]
 
     def prefill(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, level_tokens: np.ndarray
@@ -53,10 +55,7 @@ class OnnxEngine:
         logits, log_z, *rest = self._run(self._prefill, binding, self._prefill_outputs)
         prefix, suffix = rest[: len(self._prefix)], rest[len(self._prefix) :]
         if not self._first_suffix:
-            suffix = [
-                ort.OrtValue.ortvalue_from_numpy(np.zeros((len(input_ids), 1, heads, 0, dim), dtype), self.device)
-                for (heads, dim), dtype in zip(self._suffix_heads_dim, self._suffix_type, strict=True)
-            ]
+            suffix = [self._empty_suffix(value) for value in prefix]
         bound = self._decode.io_binding()
         bound.bind_cpu_input("attention_mask", attention_mask)
         for name, value in zip(self._prefix, prefix, strict=True):
@@ -80,6 +79,16 @@ class OnnxEngine:
         logits, log_z, *state.suffix = self._run(self._decode, binding, self._decode_outputs)
         return logits.numpy(), log_z.numpy()
 
+    def beams(self, table: np.ndarray, codes: Any, parents: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens `table[codes]` and parents int64 [B, M], dead beams at the first of each."""
+        return table.take(_host(codes), mode="clip"), np.maximum(_host(parents), 0).astype(np.int64, copy=False)
+
+    def _empty_suffix(self, prefix: ort.OrtValue) -> ort.OrtValue:
+        """Keys or values [B, 1, G, 0, D] for a prompt's [B, G, S, D]."""
+        batch, heads, _, dim = prefix.shape()
+        dtype = np.float16 if prefix.data_type() == "tensor(float16)" else np.float32
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros((batch, 1, heads, 0, dim), dtype), self.device)
+
     def _run(self, session: ort.InferenceSession, binding: ort.IOBinding, outputs: list[str]) -> list[ort.OrtValue]:
         for name in outputs:
             binding.bind_output(name, "cpu" if name in ("logits", "log_z") else self.device)
@@ -98,23 +107,19 @@ class OnnxState:
         self._alive = alive
 
 
-def _session(path: Path, threads: int) -> ort.InferenceSession:
+def _session(path: Path, threads: int, device: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Waiting threads that spin would take the cores from the other instances and from the beam step between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    providers = [name for name in wanted if name in ort.get_available_providers()]
+    providers = [*(["CUDAExecutionProvider"] if device == "cuda" else []), "CPUExecutionProvider"]
     try:
         return ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise ValueError(f"{path}: ONNX Runtime cannot load it: {str(error).strip()[:300]}") from None
 
 
-def _numpy_type(name: str) -> np.dtype:
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-    if name not in types:
-        raise ValueError(f"keys/values of type {name}: expected one of {sorted(types)}")
-    return np.dtype(types[name])
+def _host(array: Any) -> np.ndarray:
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

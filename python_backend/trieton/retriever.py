@@ -2,7 +2,7 @@
 
     retriever/prefill.onnx    prompt -> keys/values of the prompt and the logits of level 0
     retriever/decode.onnx     one token per beam -> logits of the next level and the grown suffix
-    retriever/retriever.json  the spec: vocabulary, token map, prompt template, fingerprint
+    retriever/retriever.json  the spec: vocabulary, token map, prompt template, engine, fingerprint
 
 Beams are the query axis of the attention over the prompt, so the prompt's keys/values stand once per request whatever
 the beam width; only the suffix, a handful of tokens, follows the beams when they are reordered.
@@ -28,10 +28,11 @@ class Engine(Protocol):
     ) -> tuple[Any, Any, Any]:
         """int64 [B, S], int64 [B, S], int64 [W] -> logits float32 [B, 1, W], log_z float32 [B, 1], state."""
 
-    def decode(
-        self, state: Any, input_ids: np.ndarray, parents: np.ndarray, level_tokens: np.ndarray
-    ) -> tuple[Any, Any]:
+    def decode(self, state: Any, input_ids: Any, parents: Any, level_tokens: np.ndarray) -> tuple[Any, Any]:
         """int64 [B, M], int64 [B, M], int64 [W] -> logits float32 [B, M, W], log_z float32 [B, M]; grows `state`."""
+
+    def beams(self, table: np.ndarray, codes: Any, parents: Any) -> tuple[Any, Any]:
+        """What `decode` takes, from a kernel's codes and parents [B, M]: `table[codes]` and parents, -1 becoming 0."""
 
 
 class Retriever:
@@ -43,18 +44,23 @@ class Retriever:
         self.columns = spec.token_map.columns
 
     @classmethod
-    def open(cls, folder: str | Path, *, threads: int | None = None) -> "Retriever":
+    def open(cls, folder: str | Path, *, threads: int | None = None, device: str | None = None) -> "Retriever":
         """Load the retriever that `trieton export` wrote.
 
         Args:
-            threads: threads of one operator, at best cores / instances; None lets the engine choose.
+            threads: threads of one operator on the CPU, at best cores / instances; None lets the engine choose.
+            device: "cpu" or "cuda"; None takes the accelerator where the engine can use one.
 
         Raises:
             ValueError: the folder does not hold a usable retriever; names the file.
         """
         folder = Path(folder)
         spec = RetrieverSpec.load(folder)
-        return cls(spec, OnnxEngine(folder, threads=threads))
+        if spec.engine == "torch":
+            from trieton.engine_torch import TorchEngine  # torch costs seconds to import and ONNX Runtime needs none
+
+            return cls(spec, TorchEngine.open(folder, device=device))
+        return cls(spec, OnnxEngine(folder, threads=threads, device=device))
 
     def start(self, prompts: Sequence[np.ndarray]) -> "Session":
         """Prefill a batch of prompts, each int [S_b] of any length up to `spec.max_length`.
@@ -106,10 +112,5 @@ class Session:
         if level == 0:
             return self._first[0], self._first[1]
         # A dead beam takes part with the first code and parent, because a batch has one shape; nobody reads its row.
-        tokens = self._columns[level - 1].take(_host(codes), mode="clip")
-        parents = np.maximum(_host(parents), 0).astype(np.int64, copy=False)
+        tokens, parents = self._engine.beams(self._columns[level - 1], codes, parents)
         return self._engine.decode(self._state, tokens, parents, self._columns[level])
-
-
-def _host(array: Any) -> np.ndarray:
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

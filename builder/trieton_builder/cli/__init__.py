@@ -17,3 +17,4 @@ from trieton_builder.cli import probe  # noqa: E402, F401
 from trieton_builder.cli import demo  # noqa: E402, F401
 from trieton_builder.cli import rollout  # noqa: E402, F401
 from trieton_builder.cli import serve  # noqa: E402, F401
+from trieton_builder.cli import export  # noqa: E402, F401

@@ -1,5 +1,6 @@
 """Hugging Face model -> retriever directory: graphs, spec, and the proof that they compute what the model computes."""
 
+import copy
 import os
 import shutil
 import tempfile
@@ -13,13 +14,10 @@ from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
 
 from trieton_builder.export.family import ExportError, Graphs, Limits
 from trieton_builder.export.gpt2 import gpt2_graphs
-from trieton_builder.export.graphs import export_graphs
+from trieton_builder.export.graphs import export_onnx, export_programs
 from trieton_builder.export.llama import llama_graphs
 from trieton_builder.export.parity import largest_difference
 from trieton_builder.export.t5 import t5_graphs
-
-TOLERANCE = 1e-3  # of a log-probability; float32 graphs of random models stay below 1e-5
-
 
 FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
     "t5": t5_graphs,
@@ -29,6 +27,12 @@ FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
     "qwen2": llama_graphs,
     "qwen3": llama_graphs,
 }
+# Largest difference of a log-probability that is accepted, by the type that the graphs compute in; float32 graphs of
+# random models stay below 1e-5.
+TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+ENGINES = ("onnx", "torch")
+_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SPARE = 64 << 20  # bytes of disk beside the weights: graphs, spec, what others write meanwhile
 
 
 @dataclass(frozen=True)
@@ -51,52 +55,69 @@ def export_retriever(
     *,
     max_length: int | None = None,
     normalise: str = "vocabulary",
+    dtype: str = "float32",
+    engine: str = "onnx",
     check: bool = True,
     overwrite: bool = False,
 ) -> Export:
     """Export `model` into the directory `out_dir`, which appears whole or not at all.
 
     Args:
-        model: a Hugging Face model of a supported family; its parameters are read, not changed.
+        model: a Hugging Face model of a supported family; it is read, not changed.
         prompt: how a history becomes a prompt, with the token map.
         max_length: prompt tokens at most; by default what the template can make.
         normalise: "vocabulary" for log-probabilities of the whole model; "level" to run the head over the level's codes
             only, cheaper for a large vocabulary, but its scores are then not the model's.
-        check: compare the graphs with the model on random prompts.
+        dtype: of weights, keys and values: "float32", "float16" or "bfloat16". ONNX Runtime has few bfloat16 kernels:
+            for it "bfloat16" halves the file, and weights are widened to float32 when they are loaded.
+        engine: "onnx" for ONNX Runtime, "torch" for programs of `torch.export`.
+        check: compare the graphs with the model (its weights rounded to `dtype`) on random prompts.
         overwrite: replace `out_dir` where it exists.
 
     Raises:
-        ExportError: a family that is not supported, or graphs that differ from the model by more than the tolerance.
+        ExportError: a family, dtype or engine that is not supported, too little disk, or graphs that differ from the
+            model by more than the tolerance.
         ValueError: a token map or template that does not fit the model.
         FileExistsError: `out_dir` exists and `overwrite` is not set.
     """
-    out_dir = Path(out_dir)
+    out_dir, config = Path(out_dir), model.config
     if out_dir.exists() and not overwrite:
         raise FileExistsError(f"{out_dir}: exists already; remove it or ask to overwrite it")
-    config = model.config
     if config.model_type not in FAMILIES:
         raise ExportError(f"model type {config.model_type!r}: not supported; expected one of {', '.join(FAMILIES)}")
+    if dtype not in TOLERANCE:
+        raise ExportError(f"dtype: expected one of {', '.join(TOLERANCE)}, got {dtype!r}")
+    if engine not in ENGINES:
+        raise ExportError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     spec = RetrieverSpec(
         family=config.model_type,
-        vocab_size=config.vocab_size,
+        vocab_size=model.get_input_embeddings().num_embeddings,
         max_length=max_length or prompt.longest,
         prompt=prompt,
+        engine=engine,
+        dtype=dtype,
         normalise=normalise,
     )
     limits = Limits(spec.max_length, spec.num_levels)
-    training = model.training
-    model.eval()
+    rounded = _rounded(model, dtype)
+    computed = "float32" if engine == "onnx" and dtype == "bfloat16" else dtype
+    traced = rounded if computed == "float32" else copy.deepcopy(rounded).to(_TORCH[computed])
+    graphs = FAMILIES[config.model_type](traced, limits, normalise)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
+    _check_disk(out_dir.parent, model, dtype)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
     try:
-        graphs = FAMILIES[config.model_type](model, limits, normalise)
-        files = export_graphs(graphs, limits, partial, torch.float32)
+        if engine == "onnx":
+            narrow = dtype != computed
+            files = export_onnx(graphs, limits, partial, dtype=_TORCH[computed], store_bfloat16=narrow)
+        else:
+            files = export_programs(graphs, limits, partial, dtype=_TORCH[computed])
         spec = spec.save(partial, files)
-        difference = largest_difference(model, Retriever.open(partial)) if check else None
-        if difference is not None and not difference <= TOLERANCE:
+        difference = largest_difference(rounded, Retriever.open(partial)) if check else None
+        if difference is not None and not difference <= TOLERANCE[computed]:
             raise ExportError(
                 f"the graphs' log-probabilities differ from the model's by up to {difference:.2g}, "
-                f"expected at most {TOLERANCE:g}"
+                f"expected at most {TOLERANCE[computed]:g} in {computed}"
             )
         partial.chmod(0o755)  # mkdtemp makes it private
         if out_dir.exists():
@@ -104,5 +125,20 @@ def export_retriever(
         os.replace(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        model.train(training)
     return Export(spec, difference)
+
+
+def _rounded(model: nn.Module, dtype: str) -> nn.Module:
+    """The model in float32 and evaluation mode, its weights rounded to `dtype`; a copy where that changes anything."""
+    held = {parameter.dtype for parameter in model.parameters()}
+    if dtype == "float32" and held == {torch.float32} and not model.training:
+        return model
+    return copy.deepcopy(model).to(_TORCH[dtype]).float().eval()
+
+
+def _check_disk(folder: Path, model: nn.Module, dtype: str) -> None:
+    # Both graphs hold the weights they use: at most the whole model each.
+    needed = 2 * sum(p.numel() for p in model.parameters()) * _TORCH[dtype].itemsize + _SPARE
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ExportError(f"{folder}: {free / 1e9:.1f} GB free, the export needs up to {needed / 1e9:.1f} GB")

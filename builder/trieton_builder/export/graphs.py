@@ -1,136 +1,164 @@
-"""Modules -> ONNX graphs with dynamic batch, prompt length, beams and suffix, under the names of the ecosystem."""
+"""Modules -> graphs with dynamic batch, prompt length, beams and suffix, as ONNX or as `torch.export` programs."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir
 import torch
 from torch import Tensor, nn
 
 from trieton_builder.export.family import Graphs, Limits
+from trieton_builder.export.quiet import no_remarks
 
 OPSET = 18
 EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; a protobuf file ends at 2 GiB
+SMALL_TENSOR = 64  # elements of a constant that is not worth narrowing
 
 # Example sizes. None is 1: `torch.onnx.export` would take a 1 for a fixed size and declare wrong output shapes.
 _BATCH, _BEAMS, _PARENTS, _LENGTH, _SUFFIX, _WIDTH = 2, 3, 4, 12, 2, 5
 
 
-def export_graphs(graphs: Graphs, limits: Limits, out_dir: Path, dtype: torch.dtype) -> list[Path]:
+@dataclass(frozen=True)
+class _Graph:
+    """One module with example inputs, their dynamic dimensions and the names of inputs and outputs."""
+
+    name: str
+    module: nn.Module
+    args: tuple
+    dims: tuple
+    inputs: list[str]
+    outputs: list[str]
+
+
+def export_onnx(
+    graphs: Graphs, limits: Limits, out_dir: Path, *, dtype: torch.dtype, store_bfloat16: bool = False
+) -> list[Path]:
     """Write `prefill.onnx` and `decode.onnx` into `out_dir`, with `*.onnx.data` beside them where weights are large.
 
     Args:
-        dtype: of the modules' keys and values.
+        dtype: of the modules' weights, keys and values: float32 or float16.
+        store_bfloat16: keep float32 weights as bfloat16 in the file; the engine widens them when it loads.
 
     Returns:
         All files written.
     """
-    num_layers = graphs.num_layers
+    files = []
+    for graph in _both(graphs, limits, dtype):
+        with torch.no_grad(), no_remarks():
+            program = torch.onnx.export(
+                graph.module.eval(),
+                graph.args,
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=graph.dims,
+                input_names=graph.inputs,
+                output_names=graph.outputs,
+                verbose=False,
+            )
+        model = program.model
+        _strip(model)
+        if store_bfloat16:
+            _narrow(model)
+        path = out_dir / f"{graph.name}.onnx"
+        files.append(path)
+        if sum(value.const_value.nbytes for value in model.graph.initializers.values()) <= EXTERNAL_ABOVE:
+            onnx_ir.save(model, path)
+        else:
+            files.append(path.with_name(path.name + ".data"))
+            onnx_ir.save(model, path, external_data=files[-1].name)
+    return files
+
+
+def export_programs(graphs: Graphs, limits: Limits, out_dir: Path, *, dtype: torch.dtype) -> list[Path]:
+    """Write `prefill.pt2` and `decode.pt2`, `torch.export` programs without anything pickled, into `out_dir`."""
+    files = []
+    for graph in _both(graphs, limits, dtype):
+        with torch.no_grad(), no_remarks():
+            program = torch.export.export(graph.module.eval(), graph.args, dynamic_shapes=graph.dims)
+        program.example_inputs = None  # would be pickled
+        files.append(out_dir / f"{graph.name}.pt2")
+        torch.export.save(program, files[-1])
+    return files
+
+
+def _both(graphs: Graphs, limits: Limits, dtype: torch.dtype) -> tuple[_Graph, _Graph]:
     ids = torch.ones(_BATCH, _LENGTH, dtype=torch.int64)
     level_tokens = torch.arange(_WIDTH)
     length = torch.export.Dim("length", min=1, max=limits.table_length)
     batch, beams = torch.export.Dim("batch", min=1), torch.export.Dim("beams", min=1)
-    parents, suffix = (
-        torch.export.Dim("past_beams", min=1),
-        torch.export.Dim("suffix", min=0, max=limits.table_levels - 1),
-    )
-    width = torch.export.Dim("width", min=1)
-    prompt_dims = {0: batch, 1: length}
-    names = [f"{i}.{kind}" for i in range(num_layers) for kind in ("key", "value")]
-    present = _named("present", names)
-
-    files = _export(
-        graphs.prefill,
-        out_dir / "prefill.onnx",
-        args=(ids, torch.ones_like(ids), level_tokens),
-        dims=(prompt_dims, prompt_dims, {0: width}),
-        inputs=["input_ids", "attention_mask", "level_tokens"],
-        outputs=[
-            "logits",
-            "log_z",
-            *_named("prefix", names),
-            *(_named("present", names) if graphs.first_suffix else []),
-        ],
+    parents, width = torch.export.Dim("past_beams", min=1), torch.export.Dim("width", min=1)
+    suffix = torch.export.Dim("suffix", min=0, max=limits.table_levels - 1)
+    prompt_dims, beam_dims = {0: batch, 1: length}, {0: batch, 1: beams}
+    prefix_dims, past_dims = {0: batch, 2: length}, {0: batch, 1: parents, 3: suffix}
+    layers = graphs.num_layers
+    names = [f"{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
+    prefix, past, present = (
+        [f"{group}.{name}" for name in names] for group in ("prefix", "past_key_values", "present")
     )
 
     def pairs(shape: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-        return [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(num_layers)]
+        return [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(layers)]
 
-    prefix_dims, past_dims = {0: batch, 2: length}, {0: batch, 1: parents, 3: suffix}
-    beam_dims = {0: batch, 1: beams}
-    files += _export(
-        graphs.decode,
-        out_dir / "decode.onnx",
-        args=(
-            torch.ones(_BATCH, _BEAMS, dtype=torch.int64),
-            torch.zeros(_BATCH, _BEAMS, dtype=torch.int64),
-            torch.ones_like(ids),
-            level_tokens,
-            pairs((_BATCH, graphs.kv_heads, _LENGTH, graphs.head_dim)),
-            pairs((_BATCH, _PARENTS, graphs.kv_heads, _SUFFIX, graphs.head_dim)),
-        ),
-        dims=(
-            beam_dims,
-            beam_dims,
-            prompt_dims,
-            {0: width},
-            [(prefix_dims, prefix_dims)] * num_layers,
-            [(past_dims, past_dims)] * num_layers,
-        ),
-        inputs=[
-            *("input_ids", "parents", "attention_mask", "level_tokens"),
-            *_named("prefix", names),
-            *_named("past_key_values", names),
-        ],
-        outputs=["logits", "log_z", *present],
+    prefill_args: tuple[Any, ...] = (ids, torch.ones_like(ids), level_tokens)
+    decode_args: tuple[Any, ...] = (
+        torch.ones(_BATCH, _BEAMS, dtype=torch.int64),
+        torch.zeros(_BATCH, _BEAMS, dtype=torch.int64),
+        torch.ones_like(ids),
+        level_tokens,
+        pairs((_BATCH, graphs.kv_heads, _LENGTH, graphs.head_dim)),
+        pairs((_BATCH, _PARENTS, graphs.kv_heads, _SUFFIX, graphs.head_dim)),
     )
-    return files
+    pair_dims = [[(dims, dims)] * layers for dims in (prefix_dims, past_dims)]
+    return (
+        _Graph(
+            "prefill",
+            graphs.prefill,
+            prefill_args,
+            (prompt_dims, prompt_dims, {0: width}),
+            ["input_ids", "attention_mask", "level_tokens"],
+            ["logits", "log_z", *prefix, *(present if graphs.first_suffix else [])],
+        ),
+        _Graph(
+            "decode",
+            graphs.decode,
+            decode_args,
+            (beam_dims, beam_dims, prompt_dims, {0: width}, *pair_dims),
+            ["input_ids", "parents", "attention_mask", "level_tokens", *prefix, *past],
+            ["logits", "log_z", *present],
+        ),
+    )
 
 
-def _named(kind: str, names: list[str]) -> list[str]:
-    return [f"{kind}.{name}" for name in names]
+def _narrow(model: onnx_ir.Model) -> None:
+    """Store float32 weights that bfloat16 holds exactly as bfloat16, and cast them where they are used.
 
-
-def _export(
-    module: nn.Module, path: Path, *, args: tuple, dims: tuple, inputs: list[str], outputs: list[str]
-) -> list[Path]:
-    with torch.no_grad(), _quiet():
-        program = torch.onnx.export(
-            module.eval(),
-            args,
-            dynamo=True,
-            opset_version=OPSET,
-            dynamic_shapes=dims,
-            input_names=inputs,
-            output_names=outputs,
-            verbose=False,
+    ONNX Runtime has few bfloat16 kernels, so the graph itself stays float32; it folds the casts when it loads.
+    """
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or tensor.size < SMALL_TENSOR:
+            continue
+        wide = tensor.numpy()
+        rounded = wide.astype(ml_dtypes.bfloat16)
+        if not np.array_equal(rounded.astype(np.float32), wide):
+            continue  # a table made at export, e.g. of rotary positions, keeps its precision
+        narrow = onnx_ir.Tensor(rounded, name=f"{name}.bfloat16")
+        stored = onnx_ir.Value(
+            name=narrow.name,
+            shape=value.shape,
+            type=onnx_ir.TensorType(onnx_ir.DataType.BFLOAT16),
+            const_value=narrow,
         )
-    model = program.model
-    _strip(model)
-    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    if weights <= EXTERNAL_ABOVE:
-        onnx_ir.save(model, path)
-        return [path]
-    data = path.with_name(path.name + ".data")
-    onnx_ir.save(model, path, external_data=data.name)
-    return [path, data]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's remarks about its own names and about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+        cast = onnx_ir.node("Cast", [stored], attributes={"to": onnx_ir.DataType.FLOAT}, num_outputs=1)
+        cast.outputs[0].name, cast.outputs[0].shape, cast.outputs[0].type = f"{name}.wide", value.shape, value.type
+        onnx_ir.convenience.replace_all_uses_with(value, cast.outputs[0])
+        graph.initializers.pop(name)
+        graph.register_initializer(stored)
+        graph.insert_before(graph[0], cast)
 
 
 def _strip(model: onnx_ir.Model) -> None:

@@ -34,7 +34,7 @@ def largest_difference(model: nn.Module, retriever: Retriever, *, seed: int = 0)
             codes = rng.integers(0, spec.token_map.sizes[level - 1], (len(prompts), width))
             tokens = spec.token_map.tokens(level - 1, codes)
             suffixes = np.concatenate([np.take_along_axis(suffixes, parents[..., None], 1), tokens[..., None]], axis=2)
-        logits, log_z = (np.asarray(array) for array in session(level, codes, parents))
+        logits, log_z = (torch.as_tensor(array).cpu().numpy() for array in session(level, codes, parents))
         columns = torch.from_numpy(spec.token_map.columns[level])
         for b, prompt in enumerate(prompts):
             wanted = reference_logits(model, torch.from_numpy(prompt), torch.from_numpy(suffixes[b])).float()
