@@ -96,6 +96,14 @@ def test_levels_are_asked_for_in_order(retriever):
         session(1, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
 
 
+def test_a_session_restarts_for_some_of_its_requests(retriever):
+    rng = np.random.default_rng(3)
+    session = retriever.start([rng.integers(0, VOCAB_SIZE, n) for n in (40, 5, 9)])
+    first, _ = session(0, None, None)
+    again, _ = session.restart(np.array([1, 2]))(0, None, None)
+    np.testing.assert_allclose(again, first[1:], atol=2e-5)
+
+
 def test_a_folder_without_a_retriever_is_refused(tmp_path, tiny_retriever_dir):
     with pytest.raises(ValueError, match=r"retriever\.json: not a usable retriever"):
         Retriever.open(tmp_path)

@@ -87,7 +87,8 @@ class Session:
     """One batch on its way down the levels: the `next_logits` of `trieton.beam.beam_search`."""
 
     def __init__(self, retriever: Retriever, input_ids: np.ndarray, attention_mask: np.ndarray):
-        self._engine, self._columns = retriever.engine, retriever.columns
+        self._retriever, self._engine, self._columns = retriever, retriever.engine, retriever.columns
+        self._input_ids, self._attention_mask = input_ids, attention_mask
         self._level = 0
         *self._first, self._state = self._engine.prefill(input_ids, attention_mask, self._columns[0])
 
@@ -114,3 +115,9 @@ class Session:
         # A dead beam takes part with the first code and parent, because a batch has one shape; nobody reads its row.
         tokens, parents = self._engine.beams(self._columns[level - 1], codes, parents)
         return self._engine.decode(self._state, tokens, parents, self._columns[level])
+
+    def restart(self, requests: np.ndarray) -> "Session":
+        """A session at level 0 for some of the requests, int64 ascending. Their prompts are read again."""
+        mask = self._attention_mask[requests]
+        length = int(mask.sum(axis=1).max())
+        return Session(self._retriever, self._input_ids[requests, :length], mask[:, :length])
