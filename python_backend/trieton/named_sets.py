@@ -48,6 +48,9 @@ class NamedSets(Mapping[str, np.ndarray]):
         mask[held] = True
         return np.packbits(mask, bitorder="little")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored  # a Mapping's own would unpack the set to find out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)
 
