@@ -10,11 +10,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-from trieton_builder.cli import doctor  # noqa: E402, F401
-from trieton_builder.cli import refresh  # noqa: E402, F401
-from trieton_builder.cli import query  # noqa: E402, F401
-from trieton_builder.cli import probe  # noqa: E402, F401
-from trieton_builder.cli import demo  # noqa: E402, F401
-from trieton_builder.cli import rollout  # noqa: E402, F401
-from trieton_builder.cli import serve  # noqa: E402, F401
-from trieton_builder.cli import export  # noqa: E402, F401
+# Each module adds its commands to `app`, so it must exist before they are imported.
+from trieton_builder.cli import (  # noqa: E402
+    demo,
+    doctor,
+    export,
+    probe,
+    query,
+    refresh,
+    rollout,
+    serve,
+)
+
+__all__ = ["app", "demo", "doctor", "export", "probe", "query", "refresh", "rollout", "serve"]
