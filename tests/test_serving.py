@@ -274,6 +274,13 @@ def test_http_errors_have_the_status_of_a_client_error(served):
         assert text in json.loads(answer)["error"]
 
 
+def test_parameters_that_are_not_utf8_are_the_fault_of_their_own_request(served):
+    body = b'{"inputs":[{"name":"history","shape":[1,1],"datatype":"INT64","data":[1003]}],"parameters":{"constraint":"'
+    status, answer = post(f"http://{served.http_url}/v2/models/{MODEL}/infer", body + b'\x8b\xff"}}')
+    assert status == 400, answer
+    assert "parameters: expected JSON in UTF-8" in answer
+
+
 def test_the_ensemble_takes_a_history_and_passes_parameters_on(served, raw, client):
     history = triton.InferInput("history", [1, 2], "INT64").set_data_from_numpy(np.array([[1003, 1010]]))
     answer = raw.infer("recommend", [history], parameters={"num_results": 4, "constraint": "even"})

@@ -73,8 +73,8 @@ class Bundle:
         return self.manifest["bundle_id"]
 
     def load_retriever(self, *, threads: int | None = None) -> Retriever:
-        """Start the exported retriever's engine; `threads` per operator, None lets the engine choose."""
-        return Retriever.open(self.path / RETRIEVER, threads=threads)
+        """Start the exported retriever's engine where the index is; `threads` per operator, None lets it choose."""
+        return Retriever.open(self.path / RETRIEVER, threads=threads, device=self.index.device.split(":")[0])
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class TritonPythonModel:
         limits = Limits(**{name: int(given[name]) for name in vars(Limits()) if name in given})
         instances = sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
         threads = _threads(int(given.get("threads", 0)), instances)
-        device = f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"
+        device = _device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         bundle = Bundle.open(folder, device=device)
         self.searcher = Searcher(bundle, threads=threads, kernel=given.get("kernel", "auto"), limits=limits)
@@ -61,8 +61,8 @@ class TritonPythonModel:
             return self._execute(requests)
         except Exception:
             # The server would send a traceback with paths to every client of the batch.
-            pb_utils.Logger.log_error(f"trieton: a batch of {len(requests)} requests failed\n{traceback.format_exc()}")
-            return [_error(QueryError("the search failed", "failed")) for _ in requests]
+            failure = _failure(f"a batch of {len(requests)} requests failed")
+            return [_error(failure) for _ in requests]
 
     def finalize(self) -> None:
         """Report the last figures."""
@@ -85,6 +85,9 @@ class TritonPythonModel:
                 self.searcher.totals.invalid += 1
                 rows.append(error)
                 continue
+            except Exception:
+                rows.append(_failure("a request could not be read"))
+                continue
             rows.append(slice(len(queries), len(queries) + len(read)))
             owners += [place] * len(read)
             queries += read
@@ -97,7 +100,10 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> list[Query]:
         """The queries of one request, one per row of its tensors."""
-        parameters = json.loads(request.parameters() or "{}")
+        try:
+            parameters = json.loads(request.parameters() or "{}")
+        except ValueError:  # seen: bytes that are not UTF-8 reach the model
+            raise QueryError("parameters: expected JSON in UTF-8") from None
         unknown = [name for name in parameters if name not in PARAMETERS and not name.startswith("triton_")]
         if unknown:
             raise QueryError(f"parameter {unknown[0]!r}: expected one of {', '.join(PARAMETERS)}")
@@ -181,6 +187,12 @@ def _tokens(tensor: np.ndarray | None, row: int) -> np.ndarray | None:
     return tokens[: real[-1] + 1] if len(real) else None
 
 
+def _failure(what: str) -> QueryError:
+    """The error for the client of an exception that is being handled; what it was stands in the server's log only."""
+    pb_utils.Logger.log_error(f"trieton: {what}\n{traceback.format_exc()}")
+    return QueryError("the search failed", "failed")
+
+
 def _error(error: QueryError, row: int | None = None) -> Any:
     text = str(error) if row is None else f"row {row}: {error}"
     return pb_utils.InferenceResponse(
@@ -202,3 +214,13 @@ def _threads(asked: int, instances: int) -> int | None:
 
         torch.set_num_threads(threads)
     return threads
+
+
+def _device(args: dict[str, str]) -> str:
+    """ "cuda" for an instance that the server placed on a GPU, which becomes the only one this process sees."""
+    if args["model_instance_kind"] != "GPU":
+        return "cpu"
+    number = int(args["model_instance_device_id"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    return "cuda"
