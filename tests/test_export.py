@@ -9,6 +9,7 @@ from pathlib import Path
 import hugging_face
 import numpy as np
 import onnx
+import optimum_layout
 import pytest
 import tiny_retriever
 import torch
@@ -23,6 +24,7 @@ from trieton_builder.export import graphs as graphs_module
 from trieton_builder.export.checkpoint import load_checkpoint
 from trieton_builder.export.family import Limits
 from trieton_builder.export.llama import llama_graphs
+from trieton_builder.export.optimum import adopt_optimum
 from trieton_builder.export.parity import largest_difference
 from trieton_builder.trie import build_index
 from typer.testing import CliRunner
@@ -341,3 +343,33 @@ def test_load_checkpoint_gives_the_saved_weights(checkpoint):
     loaded = load_checkpoint(checkpoint, FAMILIES)
     wanted = build("qwen2").state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_graphs_in_optimums_layout_run_too_and_say_what_they_cost(name, tmp_path, caplog):
+    model = build(name)
+    write = optimum_layout.write_encoder_decoder if name == "t5" else optimum_layout.write_decoder_only
+    folder = write(model, tmp_path / "graphs", PROMPT.longest + 3)
+    (tmp_path / "tokens.json").write_text(
+        json.dumps({"token_map": PROMPT.token_map.to_json(), "prompt": PROMPT.to_json()})
+    )
+    result = run(
+        folder, "--token-map", tmp_path / "tokens.json", "--out", tmp_path / "retriever", "--engine", "optimum"
+    )
+    assert result.exit_code == 0, result.output
+    with caplog.at_level("WARNING", logger="trieton"):
+        retriever = Retriever.open(tmp_path / "retriever")
+    assert "every beam holds the prompt's keys and values of its own" in caplog.text
+    check_against_hugging_face(model, retriever)
+
+
+def test_a_folder_without_a_known_layout_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="no graphs in Optimum's layout"):
+        adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"config\.json: expected vocab_size"):
+        adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE, "model_type": "llama"}))
+    with pytest.raises(ExportError, match="the graphs do not run"):
+        adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)
+    assert not (tmp_path / "retriever").exists()

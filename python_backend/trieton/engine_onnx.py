@@ -27,15 +27,13 @@ class OnnxEngine:
         Raises:
             ValueError: a graph is missing or ONNX Runtime cannot read it.
         """
-        if threads is None:
-            size = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
-            threads = 1 if size < SMALL_MODEL else len(os.sched_getaffinity(0))
+        threads = default_threads(folder) if threads is None else threads
         cuda = "CUDAExecutionProvider" in ort.get_available_providers()
         if device == "cuda" and not cuda:
             raise ValueError("device: cuda asked for, but this build of ONNX Runtime has no CUDA provider")
         self.device = device or ("cuda" if cuda else "cpu")
-        self._prefill = _session(folder / "prefill.onnx", threads, self.device)
-        self._decode = _session(folder / "decode.onnx", threads, self.device)
+        self._prefill = open_session(folder / "prefill.onnx", threads, self.device)
+        self._decode = open_session(folder / "decode.onnx", threads, self.device)
         outputs = [output.name for output in self._prefill.get_outputs()]
         self._prefix = [name for name in outputs if name.startswith("prefix.")]
         self._prefill_outputs = outputs
@@ -81,7 +79,7 @@ class OnnxEngine:
 
     def beams(self, table: np.ndarray, codes: Any, parents: Any) -> tuple[np.ndarray, np.ndarray]:
         """Tokens `table[codes]` and parents int64 [B, M], dead beams at the first of each."""
-        return table.take(_host(codes), mode="clip"), np.maximum(_host(parents), 0).astype(np.int64, copy=False)
+        return table.take(host(codes), mode="clip"), np.maximum(host(parents), 0).astype(np.int64, copy=False)
 
     def _empty_suffix(self, prefix: ort.OrtValue) -> ort.OrtValue:
         """Keys or values [B, 1, G, 0, D] for a prompt's [B, G, S, D]."""
@@ -107,7 +105,14 @@ class OnnxState:
         self._alive = alive
 
 
-def _session(path: Path, threads: int, device: str) -> ort.InferenceSession:
+def default_threads(folder: Path) -> int:
+    """Threads of an operator: one for a small model, else every core that this process may use."""
+    size = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
+    return 1 if size < SMALL_MODEL else len(os.sched_getaffinity(0))
+
+
+def open_session(path: Path, threads: int, device: str) -> ort.InferenceSession:
+    """A session over one graph on "cpu" or "cuda". Raises ValueError with the file's name where it cannot be read."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -121,5 +126,6 @@ def _session(path: Path, threads: int, device: str) -> ort.InferenceSession:
         raise ValueError(f"{path}: ONNX Runtime cannot load it: {str(error).strip()[:300]}") from None
 
 
-def _host(array: Any) -> np.ndarray:
+def host(array: Any) -> np.ndarray:
+    """A kernel's codes or parents as a NumPy array, whatever device they are on."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trieton.engine_onnx import OnnxEngine
+from trieton.engine_optimum import OptimumEngine
 from trieton.retriever_spec import PromptTemplate, RetrieverSpec, TokenMap
 
 __all__ = ["Engine", "PromptTemplate", "Retriever", "RetrieverSpec", "Session", "TokenMap"]
@@ -60,6 +61,8 @@ class Retriever:
             from trieton.engine_torch import TorchEngine  # torch costs seconds to import and ONNX Runtime needs none
 
             return cls(spec, TorchEngine.open(folder, device=device))
+        if spec.engine == "optimum":
+            return cls(spec, OptimumEngine(folder, normalise=spec.normalise, threads=threads, device=device))
         return cls(spec, OnnxEngine(folder, threads=threads, device=device))
 
     def start(self, prompts: Sequence[np.ndarray]) -> "Session":

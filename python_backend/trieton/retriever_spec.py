@@ -12,6 +12,7 @@ import numpy as np
 
 FORMAT_VERSION = 1
 SPEC_FILE = "retriever.json"
+ENGINES = ("onnx", "torch", "optimum")
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ class RetrieverSpec:
         vocab_size: tokens of the model; every token of a prompt and of the token map is below it.
         max_length: prompt tokens at most.
         prompt: how a history becomes a prompt; holds the token map.
-        engine: what runs the graphs: "onnx" (ONNX Runtime) or "torch" (programs of `torch.export`).
+        engine: what runs the graphs: "onnx" (ONNX Runtime), "torch" (programs of `torch.export`), or "optimum" (graphs
+            that Optimum exported, on ONNX Runtime).
         dtype: of weights and keys/values: "float32", "float16" or "bfloat16".
         normalise: what log-probabilities are normalised over, the whole "vocabulary" or the codes of the "level".
         fingerprint: sha256 over the graphs and everything above.
@@ -232,8 +234,8 @@ class RetrieverSpec:
                 f"prompt template: {self.prompt.max_items} items make up to {self.prompt.longest} tokens, the model "
                 f"takes {self.max_length}; lower max_items or export with a larger max_length"
             )
-        if self.engine not in ("onnx", "torch"):
-            raise ValueError(f'engine: expected "onnx" or "torch", got {self.engine!r}')
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.normalise not in ("vocabulary", "level"):
             raise ValueError(f'normalise: expected "vocabulary" or "level", got {self.normalise!r}')
 

@@ -18,32 +18,43 @@ def export(
     max_length: int | None = typer.Option(None, min=1, help="Prompt tokens at most; by default what the items need."),
     normalise: str = typer.Option("vocabulary", help="Log-probabilities over the whole vocabulary, or over the level."),
     dtype: str = typer.Option("float32", help="float32, float16 or bfloat16."),
-    engine: str = typer.Option("onnx", help="onnx (ONNX Runtime) or torch (programs of torch.export)."),
+    engine: str = typer.Option("onnx", help="onnx, torch (programs of torch.export), or optimum (take its graphs)."),
     check: bool = typer.Option(True, help="Compare the graphs with PyTorch on random prompts."),
     overwrite: bool = typer.Option(False, help="Replace the directory where it exists."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Export a checkpoint to two graphs that read the prompt once for all beams, and compare them with PyTorch."""
+    """Export a checkpoint to two graphs that read the prompt once for all beams, and compare them with PyTorch.
+
+    With --engine optimum the folder already holds graphs that Optimum exported; they are taken as they are.
+    """
     from trieton_builder.export.declaration import read_declaration
 
     prompt = read_declaration(token_map, max_items=max_items)
-    with err.status("loading the checkpoint ..."):
-        from trieton_builder.export import FAMILIES, export_retriever
-        from trieton_builder.export.checkpoint import load_checkpoint
+    if engine == "optimum":
+        from trieton_builder.export.optimum import adopt_optimum
 
-        model = load_checkpoint(checkpoint, FAMILIES)
-    with err.status("exporting and comparing ..."):
-        made = export_retriever(
-            model,
-            to,
-            prompt,
-            max_length=max_length,
-            normalise=normalise,
-            dtype=dtype,
-            engine=engine,
-            check=check,
-            overwrite=overwrite,
-        )
+        with err.status("copying and trying the graphs ..."):
+            made = adopt_optimum(
+                checkpoint, to, prompt, max_length=max_length, normalise=normalise, overwrite=overwrite
+            )
+    else:
+        with err.status("loading the checkpoint ..."):
+            from trieton_builder.export import FAMILIES, export_retriever
+            from trieton_builder.export.checkpoint import load_checkpoint
+
+            model = load_checkpoint(checkpoint, FAMILIES)
+        with err.status("exporting and comparing ..."):
+            made = export_retriever(
+                model,
+                to,
+                prompt,
+                max_length=max_length,
+                normalise=normalise,
+                dtype=dtype,
+                engine=engine,
+                check=check,
+                overwrite=overwrite,
+            )
     size = sum(file.stat().st_size for file in to.iterdir())
     if as_json:
         print_json(

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +16,7 @@ from trieton.retriever import PromptTemplate, TokenMap
 from trieton_builder.demo.movielens import MovieLens
 from trieton_builder.export.quiet import no_bars
 from trieton_builder.semantic_ids import SemanticIds
+from trieton_builder.whole_directory import whole_directory
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -72,18 +71,10 @@ def train_retriever(
     if _recorded(out_dir) == fingerprint:
         return False
     model = _train(data, ids, recipe, progress)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
-    try:
+    with whole_directory(out_dir, overwrite=True) as partial:
         with no_bars():
             model.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps({"fingerprint": fingerprint, "recipe": asdict(recipe)}, indent=1))
-        partial.chmod(0o755)  # mkdtemp makes it private
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        partial.rename(out_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return True
 
 

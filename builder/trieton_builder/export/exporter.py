@@ -1,9 +1,7 @@
 """Hugging Face model -> retriever directory: graphs, spec, and the proof that they compute what the model computes."""
 
 import copy
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from trieton_builder.export.graphs import export_onnx, export_programs
 from trieton_builder.export.llama import llama_graphs
 from trieton_builder.export.parity import largest_difference
 from trieton_builder.export.t5 import t5_graphs
+from trieton_builder.whole_directory import whole_directory
 
 FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
     "t5": t5_graphs,
@@ -30,7 +29,7 @@ FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
 # Largest difference of a log-probability that is accepted, by the type that the graphs compute in; float32 graphs of
 # random models stay below 1e-5.
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-ENGINES = ("onnx", "torch")
+ENGINES = ("onnx", "torch")  # that an export can make graphs for
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SPARE = 64 << 20  # bytes of disk beside the weights: graphs, spec, what others write meanwhile
 
@@ -105,8 +104,7 @@ def export_retriever(
     graphs = FAMILIES[config.model_type](traced, limits, normalise)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out_dir.parent, model, dtype)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
-    try:
+    with whole_directory(out_dir, overwrite=overwrite) as partial:
         if engine == "onnx":
             narrow = dtype != computed
             files = export_onnx(graphs, limits, partial, dtype=_TORCH[computed], store_bfloat16=narrow)
@@ -119,12 +117,6 @@ def export_retriever(
                 f"the graphs' log-probabilities differ from the model's by up to {difference:.2g}, "
                 f"expected at most {TOLERANCE[computed]:g} in {computed}"
             )
-        partial.chmod(0o755)  # mkdtemp makes it private
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        os.replace(partial, out_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Export(spec, difference)
 
 

@@ -1,0 +1,181 @@
+"""Graphs in the layout that Optimum writes, made from our own modules: a beam is a row of the batch, nothing is shared.
+
+Used by the tests of that engine and as the benchmark's other side: the same model with the prompt's keys and values
+repeated for every beam.
+"""
+
+import json
+from pathlib import Path
+
+import onnx_ir
+import torch
+from torch import Tensor, nn
+from trieton_builder.export.attention import KeyValue, mask_bias, softmax
+from trieton_builder.export.family import Limits
+from trieton_builder.export.llama import llama_graphs
+from trieton_builder.export.quiet import no_remarks
+from trieton_builder.export.t5 import t5_graphs
+
+ROWS, NEW, PAST, LENGTH = 2, 3, 4, 5  # example sizes
+
+
+class DecoderOnly(nn.Module):
+    """Tokens [N, s], mask [N, P + s], positions [N, s] and past [N, G, P, D] -> logits [N, s, V] and present."""
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[KeyValue]
+    ) -> tuple[Tensor, list[KeyValue]]:
+        hidden = self.decoder.embed(input_ids, position_ids)
+        place = torch.arange(attention_mask.shape[1])
+        own = torch.arange(input_ids.shape[1]) + past[0][0].shape[2]
+        visible = attention_mask[:, None, :] * (own[:, None] >= place[None, :]).to(torch.int64)  # [N, s, P + s]
+        present = []
+        for layer, (past_key, past_value) in zip(self.decoder.layers, past, strict=True):
+            q, k, v = layer.project(hidden, position_ids)
+            k, v = torch.cat([past_key, k.transpose(1, 2)], 2), torch.cat([past_value, v.transpose(1, 2)], 2)
+            present.append((k, v))
+            groups, dim = k.shape[1], k.shape[3]
+            rows = q.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # [N, G, H / G, s, D]
+            scores = rows @ k.unsqueeze(2).transpose(-1, -2) * layer.scale
+            weights = softmax(scores + mask_bias(visible, scores.dtype)[:, None, None])
+            mixed = (weights @ v.unsqueeze(2)).permute(0, 3, 1, 2, 4).reshape(*hidden.shape[:2], -1, dim)
+            hidden = layer.finish(hidden, mixed.flatten(2))
+        head = self.decoder.head
+        return nn.functional.linear(self.decoder.norm(hidden) * head.scale, head.weight, head.bias), present
+
+
+class T5Encoder(nn.Module):
+    """Tokens and mask [N, S] -> hidden states [N, S, d]."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.encoder = model.encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class T5Decoder(nn.Module):
+    """One token per row; with `cached`, from past keys and values, else from the encoder's hidden states."""
+
+    def __init__(self, step: nn.Module, *, cached: bool):
+        super().__init__()
+        self.step, self.cached = step, cached
+
+    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, rest: Tensor | list) -> tuple[Tensor, list]:
+        blocks = self.step.decoder.block
+        if self.cached:
+            own = [(k.unsqueeze(1), v.unsqueeze(1)) for k, v, _, _ in rest]
+            crossed = [(k, v) for _, _, k, v in rest]
+        else:
+            own = [None] * len(blocks)
+            attentions = [block.layer[1].EncDecAttention for block in blocks]
+            crossed = [
+                tuple(
+                    getattr(attention, name)(rest).unflatten(-1, (-1, attention.key_value_proj_dim)).transpose(1, 2)
+                    for name in "kv"
+                )
+                for attention in attentions
+            ]
+        mask = mask_bias(encoder_attention_mask[:, None, None, :], crossed[0][0].dtype)
+        vocabulary = torch.arange(self.step.head.weight.shape[0])
+        logits, _, grown = self.step(input_ids, mask, vocabulary, crossed, own)
+        present = [(k.squeeze(1), v.squeeze(1)) for k, v in grown]
+        if self.cached:
+            return logits, present
+        return logits, [(*own_pair, *pair) for own_pair, pair in zip(present, crossed, strict=True)]
+
+
+def write_decoder_only(model: nn.Module, folder: Path, max_length: int) -> Path:
+    """`model.onnx` of a Llama-shaped model."""
+    graphs = llama_graphs(model, Limits(max_length, 32), "vocabulary")
+    module = DecoderOnly(graphs.decode.decoder)
+    rows, new, past = torch.export.Dim("batch", min=1), torch.export.Dim("new", min=1), torch.export.Dim("past", min=0)
+    layers, shape = graphs.num_layers, (ROWS, graphs.kv_heads, PAST, graphs.head_dim)
+    names = [f"{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
+    pair_dims = {0: rows, 2: past}
+    _write(
+        folder / "model.onnx",
+        module,
+        (
+            torch.ones(ROWS, NEW, dtype=torch.int64),
+            torch.ones(ROWS, PAST + NEW, dtype=torch.int64),
+            torch.ones(ROWS, NEW, dtype=torch.int64),
+            [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)],
+        ),
+        ({0: rows, 1: new}, {0: rows, 1: torch.export.Dim.AUTO}, {0: rows, 1: new}, [(pair_dims, pair_dims)] * layers),
+        ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in names)],
+        ["logits", *(f"present.{name}" for name in names)],
+    )
+    return _config(model, folder)
+
+
+def write_encoder_decoder(model: nn.Module, folder: Path, max_length: int) -> Path:
+    """`encoder_model.onnx`, `decoder_model.onnx` and `decoder_with_past_model.onnx` of a T5."""
+    graphs = t5_graphs(model, Limits(max_length, 32), "vocabulary")
+    step = graphs.decode.step
+    rows, length, past = (
+        torch.export.Dim("batch", min=1),
+        torch.export.Dim("length", min=1, max=max_length),
+        torch.export.Dim("past", min=1, max=31),
+    )
+    ids, token = torch.ones(ROWS, LENGTH, dtype=torch.int64), torch.ones(ROWS, 1, dtype=torch.int64)
+    prompt_dims, row_dims = {0: rows, 1: length}, {0: rows}
+    _write(
+        folder / "encoder_model.onnx",
+        T5Encoder(model),
+        (ids, torch.ones_like(ids)),
+        (prompt_dims, prompt_dims),
+        ["input_ids", "attention_mask"],
+        ["last_hidden_state"],
+    )
+    sides = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+    names = [f"{i}.{side}" for i in range(graphs.num_layers) for side in sides]
+    _write(
+        folder / "decoder_model.onnx",
+        T5Decoder(step, cached=False),
+        (torch.ones_like(ids), token, torch.zeros(ROWS, LENGTH, model.config.d_model)),
+        (prompt_dims, row_dims, prompt_dims),
+        ["encoder_attention_mask", "input_ids", "encoder_hidden_states"],
+        ["logits", *(f"present.{name}" for name in names)],
+    )
+    sizes = (PAST, PAST, LENGTH, LENGTH)
+    past_values = [
+        tuple(torch.zeros(ROWS, graphs.kv_heads, size, graphs.head_dim) for size in sizes)
+        for _ in range(graphs.num_layers)
+    ]
+    own_dims, crossed_dims = {0: rows, 2: past}, {0: rows, 2: length}
+    _write(
+        folder / "decoder_with_past_model.onnx",
+        T5Decoder(step, cached=True),
+        (torch.ones_like(ids), token, past_values),
+        (prompt_dims, row_dims, [(own_dims, own_dims, crossed_dims, crossed_dims)] * graphs.num_layers),
+        ["encoder_attention_mask", "input_ids", *(f"past_key_values.{name}" for name in names)],
+        ["logits", *(f"present.{name}" for name in names if "decoder." in name)],
+    )
+    return _config(model, folder)
+
+
+def _write(path: Path, module: nn.Module, args: tuple, dims: tuple, inputs: list[str], outputs: list[str]) -> None:
+    with torch.no_grad(), no_remarks():
+        program = torch.onnx.export(
+            module.eval(),
+            args,
+            dynamo=True,
+            opset_version=18,
+            dynamic_shapes=dims,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx_ir.save(program.model, path)
+
+
+def _config(model: nn.Module, folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
+    return folder
