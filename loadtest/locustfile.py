@@ -136,6 +136,7 @@ def add_options(parser: Any) -> None:
     add("--max-fail-ratio", type=float, default=0.0, env_var="TRIETON_MAX_FAIL_RATIO", help="threshold")
     add("--max-p99-ms", type=float, default=1000.0, env_var="TRIETON_MAX_P99_MS", help="threshold")
     add("--min-requests", type=int, default=1, env_var="TRIETON_MIN_REQUESTS", help="threshold")
+    add("--until", default="", help="a file; the load goes on beyond its duration until it exists")
     add("--report", default="", env_var="TRIETON_REPORT", help="folder for summary.json")
 
 

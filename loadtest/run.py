@@ -26,7 +26,7 @@ from trieton_builder.rollout import publish, rollback
 from trieton_builder.server import TritonServer, choose_ports
 
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
-GRACE = 60.0  # seconds that Locust gets beyond the scenario before it is taken for stuck
+GRACE = 120.0  # seconds that Locust gets beyond the scenario before it is taken for stuck
 
 
 @clean_errors
@@ -78,7 +78,11 @@ def main(
                 f"--max-p99-ms={max_p99_ms}",
                 f"--report={report}",
             ]
-            swapping = Swaps(bundles, repository, server, swaps, seconds) if scenario == "rollout" else None
+            swapping = None
+            if scenario == "rollout":
+                done = Path(folder) / "rollout-done"
+                options.append(f"--until={done}")  # no swap without load, however slow the machine
+                swapping = Swaps(bundles, repository, server, swaps, seconds, done)
             with locust(options, report, workers) as process:
                 if swapping is not None:
                     swapping.start()
@@ -96,12 +100,15 @@ def main(
 class Swaps:
     """Publishes bundles in turn and rolls every second publication back, evenly over the run, from a thread."""
 
-    def __init__(self, bundles: list[Path], repository: Path, server: TritonServer, swaps: int, seconds: float):
+    def __init__(
+        self, bundles: list[Path], repository: Path, server: TritonServer, swaps: int, seconds: float, done_file: Path
+    ):
         self.done = 0
         self._bundles, self._repository, self._swaps = bundles, repository, swaps
         self._server, self._key = server.grpc_url, server.control_key
         self._pause = seconds / (swaps + 1)
         self._end = time.monotonic() + seconds
+        self._done_file = done_file
         self._problem: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
@@ -116,10 +123,17 @@ class Swaps:
         if self._thread.is_alive():
             return "a publication did not end within 120 s"
         if self._problem is None and self.done < self._swaps:
-            return f"the run was too short for {self._swaps} swaps: give it more --seconds or fewer --swaps"
+            return "the load ended first"
         return self._problem
 
     def _run(self) -> None:
+        try:
+            self._swap()
+            self._stop.wait(1.0)  # the last version is to answer, too
+        finally:
+            self._done_file.touch()
+
+    def _swap(self) -> None:
         turn = 0
         while self.done < self._swaps and not self._stop.wait(self._pause):
             started = time.monotonic()

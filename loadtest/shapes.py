@@ -1,11 +1,13 @@
 """Locust's load shape for the scenarios. Apart from them because importing Locust patches the whole process."""
 
+from pathlib import Path
+
 from locust import LoadTestShape, User
 from scenarios import SCENARIOS
 
 
 class ScenarioShape(LoadTestShape):
-    """Drives the scenario that --scenario names; --users is its peak, --run-time its duration."""
+    """Drives the scenario that --scenario names; --users is its peak, --run-time its duration (see --until)."""
 
     use_common_options = True  # the options keep their meaning instead of being refused
 
@@ -16,7 +18,7 @@ class ScenarioShape(LoadTestShape):
         scenario = SCENARIOS[options.scenario]
         duration = options.run_time or scenario.seconds
         moment = self.get_run_time() / duration
-        if moment >= 1:
+        if moment >= 1 and not (options.until and not Path(options.until).exists()):
             return None
-        users = max(1, round(scenario.users(moment) * (options.num_users or 1)))
+        users = max(1, round(scenario.users(min(moment, 0.999)) * (options.num_users or 1)))
         return users, max(1.0, users / min(2.0, 0.1 * duration)), None
