@@ -124,6 +124,23 @@ def test_every_path_that_the_dockerfile_copies_exists_and_reaches_the_build():
         assert path in sent, path
 
 
+def test_every_option_of_trieton_that_the_texts_show_exists():
+    texts = [(ROOT / name).read_text() for name in ("docker-compose.yml", "deploy/README.md")]
+    commands = [
+        re.sub(r"\\\n#?", " ", match)
+        for text in texts
+        for match in re.findall(r"--entrypoint trieton builder ((?:[^`\n]|\\\n)+)", text)
+    ]
+    assert len(commands) >= 3, commands
+    for command in commands:
+        name, *words = command.split()
+        shown = subprocess.run(
+            [sys.executable, "-m", "trieton_builder", name, "--help"], capture_output=True, text=True, timeout=60
+        ).stdout
+        for option in (word for word in words if word.startswith("--")):
+            assert option in shown, command
+
+
 PROBE_ALONE = """
 import importlib.abc, sys
 
@@ -146,3 +163,4 @@ def test_the_probe_needs_nothing_that_the_server_image_does_not_install():
     assert done.returncode == 0, done.stderr
     assert "--url" in done.stdout
     assert "--timeout" in done.stdout
+    assert "--live" in done.stdout

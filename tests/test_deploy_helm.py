@@ -1,5 +1,7 @@
 """The Helm chart: linted and rendered by Helm itself (a library of it), checked against the Kubernetes schemas."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,14 @@ def test_models_are_controlled_from_inside_the_pod_only(everything, pod, sync):
 def test_the_side_car_starts_before_the_server_and_ends_after_it(sync):
     assert sync["restartPolicy"] == "Always"
     assert sync["startupProbe"]["exec"]["command"][:2] == ["trieton-sync", "check"]
+
+
+def test_the_side_car_is_called_with_options_that_it_has(sync):
+    script = CHART.parents[1] / "sync.py"
+    done = subprocess.run([sys.executable, script, "follow", "--help"], capture_output=True, text=True, timeout=60)
+    options = [argument.split("=")[0] for argument in sync["args"] if argument.startswith("--")]
+    assert len(options) == 3
+    assert all(option in done.stdout for option in options), done.stdout
 
 
 def test_no_container_is_root_or_writes_to_its_image(pod, server, sync):
