@@ -51,7 +51,8 @@ def test_the_demo_shows_people_a_clean_swap_and_an_honest_table(demo):
     assert "people whose served films differ from the same search in process: 0" in printed
     assert all(row in printed for row in ("popularity", "item-kNN", "unconstrained beam", "as served"))
     assert "the server ended with exit code 0" in printed
-    assert sorted(p.name for p in workdir.glob("repository/generative_retriever/*")) == ["1", "2", "config.pbtxt"]
+    rolled_back = sorted(p.name for p in workdir.glob("repository/generative_retriever/*"))
+    assert rolled_back == ["1", "config.pbtxt"]  # so that a restarted server begins with the version that answers
 
 
 def test_a_second_demo_uses_the_trained_model_again(demo):
