@@ -74,3 +74,14 @@ def test_lists_of_the_wrong_kind_are_refused_by_name():
         compile_constraint(index, exclude=["a"])
     with pytest.raises(ConstraintError, match=r"include: .*flat list"):
         compile_constraint(index, include=[[5]])
+
+
+def test_an_empty_catalogue_has_planes_that_allow_nothing():
+    index = build_index(np.zeros((0, 3), int), codebook_sizes=(4, 4, 4), sets={"a": np.zeros(0, bool)})
+    for plane in (
+        compile_constraint(index, "a"),
+        compile_constraint(index, "not a", include=[1], exclude=[2]),
+        compile_constraint(index, exclude=[2]),
+    ):
+        assert len(plane.bits) == len(compile_constraint(index).bits)
+        assert plane.allows(np.zeros(0, int)).tolist() == []

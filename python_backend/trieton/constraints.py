@@ -24,6 +24,7 @@ __all__ = ["CacheStats", "ConstraintError", "compile_constraint", "plane_cache",
 SMALL_SET = 1024
 LISTED_EDGE_BITS = 64
 
+SEARCH_BLOCK = 256  # binary searches that go on at the same time
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)  # set bits of each byte
 
 ItemIds = Sequence[int] | Sequence[str] | np.ndarray
@@ -229,33 +230,31 @@ def _lift(bits, ptr):
 
 
 @njit(nogil=True, cache=True)
-def _parent(ptr, child, start):
-    """The edge e >= start with ptr[e] <= child < ptr[e + 1], found by steps that double, then by halving."""
-    step = 1
-    low, high = start, start + 1
-    edges = len(ptr) - 1
-    while high < edges and ptr[high] <= child:
-        low = high
-        high = min(edges, high + step)
-        step *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if ptr[middle] <= child:
-            low = middle
-        else:
-            high = middle
-    return low
+def _owners(children, ptr):
+    """The parent of each child: the edge e with ptr[e] <= child < ptr[e + 1].
+
+    A block of binary searches goes forward in step: their reads wait for memory together instead of one after another.
+    """
+    out = np.zeros(len(children), np.int64)
+    for start in range(0, len(children), SEARCH_BLOCK):
+        stop = min(start + SEARCH_BLOCK, len(children))
+        size = len(ptr) - 1
+        while size > 1:
+            half = size >> 1
+            for i in range(start, stop):
+                if ptr[out[i] + half] <= children[i]:
+                    out[i] += half
+            size -= half
+    return out
 
 
 @njit(nogil=True, cache=True)
 def _parents(children, ptr):
     """Distinct parents, sorted, of sorted children."""
-    out = np.empty(len(children), np.int64)
-    count, edge, end = 0, 0, np.int64(0)
-    for child in children:
-        if child >= end:
-            edge = _parent(ptr, child, edge)
-            end = np.int64(ptr[edge + 1])
+    out = _owners(children, ptr)
+    count = 0
+    for edge in out:
+        if count == 0 or out[count - 1] != edge:
             out[count] = edge
             count += 1
     return out[:count].copy()
@@ -264,14 +263,13 @@ def _parents(children, ptr):
 @njit(nogil=True, cache=True)
 def _dead_parents(dead, ptr, bits):
     """Parents, sorted, whose living children (set bits; all where `bits` is empty) are all among the sorted `dead`."""
-    out = np.empty(len(dead), np.int64)
-    count, edge, place = 0, 0, 0
+    out = _owners(dead, ptr)
+    count, place = 0, 0
     while place < len(dead):
-        edge = _parent(ptr, dead[place], edge)
-        lo, hi = np.int64(ptr[edge]), np.int64(ptr[edge + 1])
-        first = place
-        while place < len(dead) and dead[place] < hi:
+        edge, first = out[place], place
+        while place < len(dead) and out[place] == edge:
             place += 1
+        lo, hi = np.int64(ptr[edge]), np.int64(ptr[edge + 1])
         living = hi - lo if len(bits) == 0 else _count_bits(bits, lo, hi)
         if living == place - first:
             out[count] = edge
