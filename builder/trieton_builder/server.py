@@ -59,6 +59,7 @@ class TritonServer:
         exit_timeout: seconds the server waits for requests in flight (and idle HTTP connections) when it stops.
         start_timeout: seconds until all models of `load` must be ready.
         poll_seconds: how often poll mode looks.
+        niceness: 0 to 19; above 0 the server leaves the processor to others.
         env: extra environment variables for the server and its models.
         log_path: file for the server's output, kept; None keeps it only while the server lives.
         extra_args: further command-line options of the server.
@@ -82,6 +83,7 @@ class TritonServer:
         exit_timeout: int = 10,
         start_timeout: float = 120.0,
         poll_seconds: int = 1,
+        niceness: int = 0,
         env: Mapping[str, str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
         extra_args: Sequence[str] = (),
@@ -98,6 +100,7 @@ class TritonServer:
         self._strict_readiness = strict_readiness
         self._start_timeout = start_timeout
         self._poll_seconds = poll_seconds
+        self._niceness = niceness
         self._env = dict(env or {})
         self._wanted_log = None if log_path is None else Path(log_path).absolute()
         self._extra_args = tuple(extra_args)
@@ -235,7 +238,7 @@ class TritonServer:
         command = [str(installation.binary), *self._arguments(self._folder / "backends")]
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), str(self._niceness), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,9 +16,13 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # exists only inside the stub
 
-from trieton.bundle import Bundle
-from trieton.metrics import Reporter
-from trieton.search import Answer, Limits, Query, QueryError, Searcher
+from trieton import background
+
+background.enter()  # until `initialize` is done; the imports below are half of a version's start
+
+from trieton.bundle import Bundle  # noqa: E402
+from trieton.metrics import Reporter  # noqa: E402
+from trieton.search import Answer, Limits, Query, QueryError, Searcher  # noqa: E402
 
 LOWEST = np.finfo(np.float32).min  # padding of scores: JSON knows neither NaN nor infinity
 PARAMETERS = ("num_results", "beam_width", "constraint")
@@ -50,6 +54,7 @@ class TritonPythonModel:
         # What was made until now lives as long as the process: the collector need not look at it between two requests.
         gc.collect()
         gc.freeze()
+        background.leave()
         pb_utils.Logger.log_info(
             f"trieton: version {version} is bundle {bundle.bundle_id}: {bundle.index.num_items} items, "
             f"{bundle.index.num_levels} levels, {threads or 'default'} threads on {device}"

@@ -315,7 +315,8 @@ class _Publish:
         from trieton_builder.server import TritonServer
 
         (staged / repository.model / "config.pbtxt").write_text(config_text(repository, bundle))
-        server = TritonServer(staged, load=(repository.model,))
+        # Real servers may share this machine: the trial takes what they leave of it.
+        server = TritonServer(staged, load=(repository.model,), niceness=10, start_timeout=600)
         try:
             server.start()
             outcomes = canary.ask(server.grpc_url, self.canaries)
