@@ -94,3 +94,14 @@ def served(
     (ensemble / "config.pbtxt").write_text(render_ensemble_config())
     with TritonServer(repository, load=(*models, ENSEMBLE_NAME)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """One thread for PyTorch: on a busy machine the threads of tiny operators mostly wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -29,6 +29,8 @@ from trieton_builder.export.parity import largest_difference
 from trieton_builder.trie import build_index
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 VOCAB_SIZE = 71
 SIZES = (5, 9, 7)
 PROMPT = PromptTemplate(TokenMap((range(3, 8), tuple(range(60, 69)), range(20, 27))), max_items=6, suffix=(1,))
@@ -49,6 +51,7 @@ def build(name: str) -> torch.nn.Module:
     """A random tiny model, spread enough that its beams differ."""
     torch.manual_seed(0)
     kind, _, variant = name.partition(" ")
+    layers = 1 if variant == "small" else 2
     if kind == "t5":
         gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False} if variant else {}
         config = transformers.T5Config(
@@ -78,7 +81,7 @@ def build(name: str) -> torch.nn.Module:
         "qwen3": {"head_dim": 16},
     }[kind]
     classes = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    config = getattr(transformers, f"{classes[kind]}Config")(**{**LLAMA, **extra})
+    config = getattr(transformers, f"{classes[kind]}Config")(**{**LLAMA, **extra, "num_hidden_layers": layers})
     model = getattr(transformers, f"{classes[kind]}ForCausalLM")(config).eval()
     for (
         parameter_name,
@@ -113,13 +116,12 @@ def test_a_family_computes_what_its_hugging_face_class_computes(name):
     check_against_hugging_face(model, Retriever(spec, TorchEngine(graphs.prefill, graphs.decode)))
 
 
-@pytest.mark.parametrize(("name", "engine"), [("qwen3", "onnx"), ("gpt2", "torch")])
-def test_exported_graphs_compute_what_the_model_computes(name, engine, tmp_path):
-    model = build(name)
-    export = export_retriever(model, tmp_path / "retriever", PROMPT, engine=engine)
+def test_programs_of_torch_export_compute_what_the_model_computes(tmp_path):
+    model = build("gpt2")
+    export = export_retriever(model, tmp_path / "retriever", PROMPT, engine="torch")
+    assert export.spec.engine == "torch"
     assert export.largest_difference is not None
     assert export.largest_difference < 5e-5
-    assert export.spec.engine == engine
     check_against_hugging_face(model, Retriever.open(tmp_path / "retriever", device="cpu"))
 
 
@@ -186,20 +188,25 @@ def test_an_export_names_no_path_of_the_machine_that_made_it(tiny_graphs):
         assert os.fsencode(os.getcwd()) not in content
 
 
-def test_half_precision_halves_the_files_and_large_weights_lie_beside_the_graphs(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs_module, "EXTERNAL_ABOVE", 1000)
-    model = build("llama")
-    folder = tmp_path / "retriever"
-    export = export_retriever(model, folder, PROMPT, dtype="float16")
-    assert export.spec.dtype == "float16"
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.05), ("bfloat16", 5e-5)])
+def test_half_precision_halves_the_files_and_large_weights_lie_beside_the_graphs(
+    dtype, tolerance, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(graphs_module, "EXTERNAL_ABOVE", 1000 if dtype == "float16" else 10**9)
+    model, folder = build("llama small"), tmp_path / "retriever"
+    normalise = "vocabulary" if dtype == "float16" else "level"
+    export = export_retriever(model, folder, PROMPT, dtype=dtype, normalise=normalise)
+    assert (export.spec.dtype, export.spec.normalise) == (dtype, normalise)
     assert export.largest_difference is not None
-    assert export.largest_difference < 0.05
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["decode.onnx", "decode.onnx.data", "prefill.onnx", "prefill.onnx.data", "retriever.json"]
+    assert export.largest_difference < tolerance
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert ("decode.onnx.data" in sizes) == ("prefill.onnx.data" in sizes) == (dtype == "float16")
     weights = 4 * sum(p.numel() for p in model.parameters())
-    assert (folder / "decode.onnx.data").stat().st_size < 0.6 * weights
+    assert sizes["decode.onnx"] + sizes.get("decode.onnx.data", 0) < 0.5 * weights + 40_000
     logits, log_z = Retriever.open(folder).start([np.array([3, 4])])(0, None, None)
     assert logits.dtype == log_z.dtype == np.float32
+    total = np.exp(logits - log_z[..., None]).sum(-1)
+    np.testing.assert_array_equal(np.isclose(total, 1, atol=1e-5), normalise == "level")
 
 
 def test_graphs_that_differ_from_the_model_are_refused_and_nothing_is_left(tiny_graphs, tmp_path, monkeypatch):
@@ -253,7 +260,7 @@ def test_an_existing_directory_is_kept_unless_asked_to_overwrite(tmp_path):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "model"
-    build("qwen2").save_pretrained(folder)
+    build("qwen3").save_pretrained(folder)
     return folder
 
 
@@ -264,19 +271,14 @@ def run(*arguments: object):
 def test_the_command_exports_a_checkpoint_and_says_the_largest_difference(checkpoint, tmp_path):
     declaration = tmp_path / "tokens.json"
     declaration.write_text(json.dumps({"token_map": PROMPT.token_map.to_json(), "prompt": PROMPT.to_json()}))
-    options = ("--dtype", "bfloat16", "--normalise", "level", "--json")
-    result = run(checkpoint, "--token-map", declaration, "--out", tmp_path / "retriever", *options)
+    result = run(checkpoint, "--token-map", declaration, "--out", tmp_path / "retriever", "--json")
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert printed["largest_difference"] < 5e-5
     retriever = Retriever.open(tmp_path / "retriever")
     assert retriever.spec.to_json() == printed["retriever"]
     assert retriever.spec.prompt == PROMPT
-    assert (retriever.spec.dtype, retriever.spec.normalise) == ("bfloat16", "level")
-    weights = 4 * sum(p.numel() for p in build("qwen2").parameters())
-    assert (tmp_path / "retriever" / "decode.onnx").stat().st_size < 0.5 * weights + 40_000
-    logits, log_z = retriever.start([np.array([3, 4])])(0, None, None)
-    np.testing.assert_allclose(np.exp(logits - log_z[..., None]).sum(-1), 1, atol=1e-5)
+    check_against_hugging_face(build("qwen3"), retriever)
     again = run(checkpoint, "--token-map", tmp_path / "retriever" / "retriever.json", "--out", tmp_path / "retriever")
     assert again.exit_code == 1
     assert "exists already" in again.output
@@ -341,7 +343,7 @@ def test_a_bad_declaration_is_refused_before_the_checkpoint_is_read(tmp_path, de
 
 def test_load_checkpoint_gives_the_saved_weights(checkpoint):
     loaded = load_checkpoint(checkpoint, FAMILIES)
-    wanted = build("qwen2").state_dict()
+    wanted = build("qwen3").state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
 
 

@@ -13,6 +13,8 @@ from trieton.retriever import Retriever
 from trieton_builder.export.parity import largest_difference
 from trieton_builder.trie import build_index
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SIZES = (8, 8, 8)
 
 

@@ -110,13 +110,15 @@ def unconstrained_beam(
 def _free_beam(retriever: Retriever, prompts: list[np.ndarray], vocabulary: np.ndarray, width: int) -> np.ndarray:
     """Tokens int64 [B, width, L] of the best beams over the whole vocabulary, best first."""
     input_ids, attention_mask = retriever.padded(prompts)
-    logits, log_z, state = retriever.engine.prefill(input_ids, attention_mask, vocabulary)
+    engine = retriever.engine
+    logits, log_z, state = engine.prefill(input_ids, attention_mask, vocabulary)
     scores = np.zeros((len(prompts), 1), np.float32)
     beams = np.zeros((len(prompts), 1, 0), np.int64)
     parents = np.zeros((len(prompts), 1), np.int64)
     for level in range(retriever.spec.num_levels):
         if level:
-            logits, log_z = retriever.engine.decode(state, beams[:, :, -1], parents, vocabulary)
+            logits, log_z = engine.decode(state, *engine.beams(vocabulary, beams[:, :, -1], parents), vocabulary)
+        logits, log_z = np.asarray(logits), np.asarray(log_z)
         total = (scores[..., None] + (logits - log_z[..., None])).reshape(len(prompts), -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, :width]
         scores = np.take_along_axis(total, best, axis=1)

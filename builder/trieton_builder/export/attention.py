@@ -49,9 +49,7 @@ def prefix_scores(q: Tensor, prefix_key: Tensor) -> Tensor:
 
     The query heads that share a key/value head lie beside the beams, so each prompt key is read once for all of them.
     """
-    batch, _, _, dim = q.shape
-    groups = prefix_key.shape[1]
-    rows = q.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4).reshape(batch, groups, -1, dim)  # [B, G, H/G * M, D]
+    rows = q.unflatten(2, (prefix_key.shape[1], -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, (H / G) * M, D]
     return rows @ prefix_key.transpose(-1, -2)
 
 
