@@ -82,7 +82,7 @@ def emit_trie(rows: SortedRows, sink: TensorSink, survey: Survey, progress: Prog
     levels, size = layout.num_levels, chunk_rows(layout)
     totals = np.zeros(levels + 2, np.int64)  # edges of each level so far, then leaves, then items
     previous = np.full(layout.num_keys, -1, np.int64)
-    codes = np.empty((levels, size), np.int64)
+    codes = np.empty((levels, size), np.int32)
     offsets = np.empty((head + 2, size), np.int64)
     counts = np.zeros(levels + head + 2, np.int64)
     set_writers = [_SetWriter(name, size, survey) for name, size in survey.members.items()]

@@ -65,11 +65,21 @@ class KeyLayout:
             places[1, inside] = places[1, inside].max() - places[1, inside]
         return places
 
-    def pack(self, codes: np.ndarray) -> np.ndarray:
-        """Keys int64 [num_keys, N] of codes [N, num_levels] that are known to fit; end codes may be among them."""
+    def pack(self, codes: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, tuple[int, int, int]]:
+        """Pack codes [N, num_levels] of any integer type.
+
+        Args:
+            lengths: integers [N], 1 to num_levels; behind the length of a row stands the end code, whatever was given.
+
+        Returns:
+            Keys int64 [num_keys, N]; and how many codes do not fit their codebook, with row and level of the first of
+            them (-1 where all fit). The keys mean nothing unless all fit.
+        """
         keys = np.empty((self.num_keys, len(codes)), np.int64)
-        _pack(np.ascontiguousarray(codes, np.int64), self.places, keys)
-        return keys
+        # uint64 beyond int64 turns negative here, and a negative code never fits.
+        wide = np.ascontiguousarray(codes, np.int64)
+        ends = np.zeros(0, np.int64) if lengths is None else np.ascontiguousarray(lengths, np.int64)
+        return keys, _pack(wide, ends, np.array(self.sizes), self.places, keys)
 
     def unpack(self, keys: np.ndarray) -> np.ndarray:
         """The reverse of `pack`: codes int64 [N, num_levels]."""
@@ -78,8 +88,16 @@ class KeyLayout:
 
 
 @numba.njit(cache=True, nogil=True)
-def _pack(codes, places, keys):
+def _pack(codes, lengths, sizes, places, keys):
+    bad, bad_row, bad_level = 0, -1, -1
     keys[:] = 0
     for row in range(codes.shape[0]):
+        length = lengths[row] if len(lengths) else codes.shape[1]
         for level in range(codes.shape[1]):
-            keys[places[0, level], row] |= codes[row, level] << places[1, level]
+            code = codes[row, level] if level < length else sizes[level]
+            if level < length and (code < 0 or code >= sizes[level]):
+                if bad == 0:
+                    bad_row, bad_level = row, level
+                bad += 1
+            keys[places[0, level], row] |= code << places[1, level]
+    return bad, bad_row, bad_level

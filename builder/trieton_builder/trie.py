@@ -5,8 +5,10 @@ level, which fixes where the tail begins and how large every tensor is; the pass
 memory or straight into the file. Neither holds more than a chunk.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from trieton_builder.sorted_rows import MemoryRows, SortedRows, number_row
 from trieton_builder.survey import Progress, Survey, survey_rows
 
 MAX_TAIL_SPAN = 128  # leaves of a state that a tail level may have to scan
-_CHECK_ROWS = 1 << 18
+_CHECK_ROWS = 1 << 17
 
 Sink = TypeVar("Sink", bound=TensorSink)
 Result = TypeVar("Result")
@@ -160,31 +162,30 @@ def _checked_shapes(
 
 def _checked_keys(codes: np.ndarray, lengths: np.ndarray | None, layout: KeyLayout) -> list[np.ndarray]:
     """Sort keys of all rows, a piece at a time; refuses codes outside their codebook."""
-    sizes = np.array(layout.sizes)
     keys = [np.empty(len(codes), np.int64) for _ in range(layout.num_keys)]
-    bad_codes, first = 0, (-1, -1)
-    for start in range(0, len(codes), _CHECK_ROWS):
-        piece = codes[start : start + _CHECK_ROWS].astype(np.int64)  # uint64 beyond int64 turns negative: refused below
-        bad = (piece < 0) | (piece >= sizes)
-        if lengths is not None:
-            behind = np.arange(len(sizes)) >= lengths[start : start + _CHECK_ROWS, None]
-            bad &= ~behind
-            piece = np.where(behind, sizes, piece)
-        if bad.any():
-            if not bad_codes:
-                row, level = np.argwhere(bad)[0]
-                first = (start + int(row), int(level))
-            bad_codes += int(np.count_nonzero(bad))
-        elif not bad_codes:
-            for key, packed in zip(keys, layout.pack(piece), strict=True):
-                key[start : start + len(piece)] = packed
-    if bad_codes:
-        row, level = first
-        raise ValueError(
-            f"codes: row {row}, level {level}: expected 0 <= code < {sizes[level]}, got {codes[row, level]}"
-            + (f" ({bad_codes} such codes)" if bad_codes > 1 else "")
-        )
+
+    def pack(start: int) -> tuple[int, int, int]:
+        part = slice(start, start + _CHECK_ROWS)
+        packed, found = layout.pack(codes[part], None if lengths is None else lengths[part])
+        for key, values in zip(keys, packed, strict=True):
+            key[part] = values
+        return found
+
+    starts = range(0, len(codes), _CHECK_ROWS)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+        found = list(threads.map(pack, starts))
+    for start, (bad, row, level) in zip(starts, found, strict=True):
+        if bad:
+            raise ValueError(
+                bad_code_text(start + row, level, codes[start + row, level], layout, sum(f[0] for f in found))
+            )
     return keys
+
+
+def bad_code_text(row: int, level: int, code: int, layout: KeyLayout, bad_codes: int) -> str:
+    """The message for the first of `bad_codes` codes outside their codebooks."""
+    more = f" ({bad_codes} such codes)" if bad_codes > 1 else ""
+    return f"codes: row {row}, level {level}: expected 0 <= code < {layout.sizes[level]}, got {code}{more}"
 
 
 def _checked_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, num_rows: int) -> np.ndarray:
