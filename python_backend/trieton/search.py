@@ -115,8 +115,8 @@ class Totals:
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
-    """A query that has passed every check."""
+class Prepared:
+    """A query that has passed every check: prompt tokens int64 [S], its compiled constraint, its bounds."""
 
     place: int
     prompt: np.ndarray
@@ -164,10 +164,10 @@ class Searcher:
             One entry per query. A bad query gets a QueryError and changes nothing for the others.
         """
         entries: list[Answer | QueryError | None] = [None] * len(queries)
-        groups: dict[tuple[int, int], list[_Prepared]] = {}
+        groups: dict[tuple[int, int], list[Prepared]] = {}
         for place, query in enumerate(queries):
             try:
-                prepared = self._prepare(place, query)
+                prepared = self.prepare(query, place)
             except QueryError as error:
                 self.totals.invalid += 1
                 entries[place] = error
@@ -200,7 +200,8 @@ class Searcher:
 
     # ---- before the search
 
-    def _prepare(self, place: int, query: Query) -> _Prepared:
+    def prepare(self, query: Query, place: int = 0) -> Prepared:
+        """Check one query and compile what it asks; `place` is its place in a batch. Raises QueryError."""
         limits = self.limits
         num_results = limits.default_num_results if query.num_results is None else query.num_results
         _check_bounds("num_results", num_results, 1, limits.max_num_results)
@@ -217,7 +218,7 @@ class Searcher:
         plane = self._plane(query)
         self.totals.seconds["prompt"] += prompted - started
         self.totals.seconds["constraint"] += time.perf_counter() - prompted
-        return _Prepared(place, prompt, plane, num_results, beam_width, num_unknown)
+        return Prepared(place, prompt, plane, num_results, beam_width, num_unknown)
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
         """Prompt tokens int64 [S], and how many ids of the history are unknown."""
@@ -266,7 +267,7 @@ class Searcher:
 
     def _search_group(
         self,
-        group: list[_Prepared],
+        group: list[Prepared],
         cancelled: Callable[[int], bool] | None,
         entries: list[Answer | QueryError | None],
     ) -> None:
@@ -298,7 +299,7 @@ class Searcher:
                 entries[query.place] = self._answer(query, result, row)
         self.totals.seconds["map"] += time.perf_counter() - started
 
-    def _beam_search(self, group: list[_Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
+    def _beam_search(self, group: list[Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
         totals = self.totals
         started = time.perf_counter()
         session = self.retriever.start([query.prompt for query in group])
@@ -323,7 +324,7 @@ class Searcher:
 
     # ---- after the search
 
-    def _answer(self, query: _Prepared, result: BeamResult, row: int) -> Answer:
+    def _answer(self, query: Prepared, result: BeamResult, row: int) -> Answer:
         catalog, wanted = self.index.catalog, query.num_results
         count = int(result.num_valid[row])
         if catalog.leaf_ptr is None:  # one item per leaf: the plane has already decided
@@ -390,7 +391,7 @@ class _Watch:
         return answer
 
 
-def _group(query: _Prepared) -> tuple[int, int]:
+def _group(query: Prepared) -> tuple[int, int]:
     """Queries of one group share a call. Its cost follows the widest beam and the longest prompt, so what a query pays
     for its neighbours is at most twice its own beam and twice its own prompt."""
     return (query.beam_width - 1).bit_length(), (max(len(query.prompt), SHORT_PROMPT) - 1).bit_length()

@@ -14,6 +14,7 @@ app = typer.Typer(
 from trieton_builder.cli import (  # noqa: E402
     demo,
     doctor,
+    explain,
     export,
     probe,
     query,
@@ -22,4 +23,4 @@ from trieton_builder.cli import (  # noqa: E402
     serve,
 )
 
-__all__ = ["app", "demo", "doctor", "export", "probe", "query", "refresh", "rollout", "serve"]
+__all__ = ["app", "demo", "doctor", "explain", "export", "probe", "query", "refresh", "rollout", "serve"]

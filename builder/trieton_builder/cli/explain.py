@@ -1,0 +1,94 @@
+"""`trieton explain`: why a search gave what it gave."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from trieton_builder.cli import app
+from trieton_builder.cli.common import clean_errors, err, out
+from trieton_builder.cli.query import item_ids
+
+if TYPE_CHECKING:
+    from trieton_builder.explain import Explanation
+
+SHOWN = 8  # beams per level in the text
+
+
+@app.command()
+@clean_errors
+def explain(
+    history: list[str] = typer.Argument(..., help="Item ids, oldest first."),
+    bundle: Path = typer.Option(..., help="A bundle, e.g. a published version directory."),
+    num_results: int = typer.Option(10, "--num-results", "-k", help="Items wanted."),
+    beam_width: int | None = typer.Option(None, "--beam-width", "-b"),
+    constraint: str | None = typer.Option(None, "--constraint", "-c", help='E.g. "fresh and not adult".'),
+    include: str | None = typer.Option(None, help="Only these items, separated by commas."),
+    exclude: str | None = typer.Option(None, help="Never these items, separated by commas."),
+    html: Path | None = typer.Option(None, help="Write one HTML page with a picture of the trie around the result."),
+) -> None:
+    """Show per level the beams that stayed, the candidates there were and what the constraint took away."""
+    from trieton.bundle import Bundle
+    from trieton.search import Query, Searcher
+
+    from trieton_builder.explain import explain as trace
+    from trieton_builder.explain import render_html
+
+    with err.status("opening the bundle ..."):
+        searcher = Searcher(Bundle.open(bundle))
+    text_ids = searcher.index.catalog.is_text
+    asked = item_ids(history, text_ids)
+    query = Query(
+        history=asked,
+        num_results=num_results,
+        beam_width=beam_width,
+        constraint=constraint,
+        include=None if include is None else item_ids(include.split(","), text_ids),
+        exclude=None if exclude is None else item_ids(exclude.split(","), text_ids),
+    )
+    explanation = trace(searcher, query)
+    _print(explanation)
+    if html is not None:
+        html.write_text(render_html(explanation, asked))
+        out.print(f"\nwritten: {html}")
+
+
+def _print(e: "Explanation") -> None:
+    from rich.table import Table
+
+    constraint = f", constraint [bold]{e.constraint}[/]" if e.constraint else ""
+    out.print(
+        f"bundle {e.bundle_id}, beam width {e.beam_width}{constraint}: "
+        f"{e.allowed_items:,} of {e.num_items:,} items allowed, a prompt of {len(e.prompt)} tokens"
+    )
+    for trace in e.levels:
+        out.print(
+            f"\n[bold]level {trace.level}[/]: {trace.candidates} candidates, the constraint took away "
+            f"{trace.candidates - trace.allowed} ({trace.missed} would have stayed), {len(trace.kept)} stayed"
+        )
+        table = Table("stayed", "score", "taken away", "score", box=None, pad_edge=False)
+        for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
+            beam = trace.kept[place] if place < len(trace.kept) else None
+            removed = trace.removed[place] if place < len(trace.removed) else None
+            table.add_row(
+                "" if beam is None else _prefix(beam.codes),
+                "" if beam is None else f"{beam.score:.4f}",
+                "" if removed is None else _prefix(removed[0]),
+                "" if removed is None else f"{removed[1]:.4f}",
+            )
+        out.print(table)
+        more = len(trace.kept) - SHOWN
+        if more > 0:
+            out.print(f"and {more} more")
+        if trace.pruned is not None:
+            out.print(f"no room for {_prefix(trace.pruned[0])} ({trace.pruned[1]:.4f}) and what scored less")
+    proven = "the proven top" if e.answer.certified else "the best of the beam"
+    table = Table("#", "item", "score", "semantic ID", title=f"answer: {proven}", title_justify="left")
+    rows = zip(e.answer.item_ids.tolist(), e.answer.scores.tolist(), e.answer.codes.tolist(), strict=True)
+    for rank, (item, score, codes) in enumerate(rows, 1):
+        table.add_row(str(rank), str(item), f"{score:.4f}", _prefix(codes))
+    out.print(table)
+
+
+def _prefix(codes: Any) -> str:
+    return " ".join(str(code) for code in codes if code >= 0)
