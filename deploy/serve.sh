@@ -33,6 +33,7 @@ done
 # `load` with a `file:` parameter runs whatever Python it is given: whoever may control models owns the container.
 control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$key_file")"
 
+# Our configuration is complete; to guess at it the server would start every model twice.
 # strict-readiness off: one failed load of a new version would turn the whole server unready while the old version
 # serves. Readiness is asked per model. Summaries of latencies are off by default; the dashboard shows their quantiles.
 exec tritonserver \
@@ -44,6 +45,7 @@ exec tritonserver \
     --metrics-address="$address" \
     --http-restricted-api="$control" \
     --grpc-restricted-protocol="$control" \
+    --disable-auto-complete-config \
     --strict-readiness=false \
     --metrics-config=summary_latencies=true \
     --exit-timeout-secs="${TRIETON_EXIT_TIMEOUT:-30}" \

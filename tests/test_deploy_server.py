@@ -23,7 +23,7 @@ import tritonclient.grpc
 from trieton.bundle import Bundle
 from trieton_builder.installation import find_installation
 from trieton_builder.rollout.source import Source
-from trieton_builder.server import GRPC_KEY_HEADER, choose_ports
+from trieton_builder.server import GRPC_KEY_HEADER, TritonServer, choose_ports
 from trieton_client import Client
 from tritonclient.utils import InferenceServerException
 
@@ -326,6 +326,19 @@ def test_serve_refuses_a_missing_key_and_an_empty_repository_in_one_line(tmp_pat
     assert done.returncode == 1
     assert "has no model.py" in done.stderr
     assert "secret" not in done.stderr + done.stdout
+
+
+def test_serve_starts_the_server_as_the_embedded_one_is_started():
+    embedded = TritonServer("models", control_key="key")._arguments(Path("backends"))
+    here = SERVE.read_text()
+    own = {"--id", "--backend-directory", "--backend-config", "--http-port", "--grpc-port", "--metrics-port"}
+    for argument in embedded:
+        name, _, value = argument.partition("=")
+        assert name in here or name in own, f"serve.sh lacks {name}"
+        if name.startswith("--strict") or name == "--model-control-mode":
+            assert argument in here
+        if "restricted" in name:
+            assert value.removesuffix("=key") in here
 
 
 def test_the_first_publish_makes_a_key_and_leaves_a_repository_with_versions_alone(tmp_path):
