@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test lint loadtest soak gpu-check clean \
+	bench-index bench-step bench-constraints bench-retriever bench-serving bench-rollout
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
@@ -28,6 +29,28 @@ lint: $(STAMP) ## ruff and mypy
 
 test: lint ## lint, then every test; starts and stops the real server
 	$(BIN)/python -m pytest
+
+# Figures, printed and never tested: a machine at work makes them useless, a failed goal does not break a build.
+# Options go into ARGS: make bench-index ARGS='--max-items 1e7'
+bench-index: $(STAMP) ## size, build, memory and load of the index
+bench-step: $(STAMP) ## the constrained search beside unconstrained ones and other exact ones
+bench-constraints: $(STAMP) ## planes, lists, refresh; over-fetch and filter beside them
+bench-retriever: $(STAMP) ## decode with the prompt standing once; equality with Hugging Face
+bench-serving: $(STAMP) ## latency and throughput of the real server
+bench-rollout: $(STAMP) ## swaps under load
+bench-index bench-step bench-constraints bench-retriever bench-rollout:
+	$(BIN)/python tests/benchmarks/$(subst -,_,$@).py $(ARGS)
+bench-serving:
+	$(BIN)/python tests/benchmarks/bench_serving.py $(if $(wildcard .demo/bundles/all-films),--bundle .demo/bundles/all-films) $(ARGS)
+
+soak: $(STAMP) ## growth of memory and handles under mixed load; SOAK_MINUTES=30
+	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+
+loadtest: $(STAMP) ## Locust against the demo's repository; report in loadtest/report/
+	$(BIN)/python loadtest/run.py $(ARGS)
+
+gpu-check: ## what a GPU has to show; uses $(PYTHON) as it is, installs nothing
+	$(PYTHON) tests/benchmarks/gpu_check.py $(ARGS)
 
 clean: ## remove what the demo and the benchmarks made (not .venv)
 	rm -rf .demo .bench loadtest/report
