@@ -98,7 +98,7 @@ def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarra
     else:
         # In ascending order the look-ups of a whole catalogue walk through memory instead of jumping about in it.
         values = ids.to_numpy()
-        rows = np.argsort(values, kind="stable")
+        rows = np.argsort(values)
         positions = catalog.positions(values[rows])
     known = positions >= 0
     rows, positions = rows[known], positions[known]
