@@ -103,7 +103,7 @@ def test_lists_of_names_are_as_good_as_columns(tmp_path, suffix, text_ids):
     ]
     lists[7] = ["fresh", "fresh"]
     index = build_index(rng.integers(0, 9, (500, 3)), codebook_sizes=(9,) * 3, item_ids=ids)
-    cells = lists if suffix == ".parquet" else [" ; ".join(cell) for cell in lists]
+    cells = lists if suffix == ".parquet" else [" | ".join(cell) for cell in lists]
     path = write_table(tmp_path / f"sets{suffix}", {"id": ids[::-1], "tags": cells[::-1]})
     table = read_set_table(path, index, id_column="id")
     want = {name: np.array([name in cell for cell in lists]) for name in names}
@@ -137,7 +137,7 @@ def test_rows_of_unknown_items_and_items_without_a_row_are_counted(tmp_path):
             "'a': expected booleans, 0 and 1, or lists of set names, got Float",
         ),
         ({"item_id": [1, 2], "a": [1, 2]}, "got Int64 with other values"),
-        ({"item_id": [1, 2], "a": [["x"], None]}, "column 'a', row 1: the value is missing"),
+        ({"item_id": [1, 2], "a": ["true", "maybe"]}, "column 'a', row 1: expected true or false, got 'maybe'"),
         ({"item_id": [2, 1], "a": [["x"], ["y", ""]]}, "column 'a', row 1: a set name is missing or empty"),
         ({"item_id": [1, 2], "x": [True, True], "tags": [["x"], []]}, "set 'x' stands in two columns, .* 'tags'"),
     ],
@@ -146,6 +146,17 @@ def test_a_faulty_table_is_refused_with_what_is_wrong(tmp_path, table, says):
     index = build_index(np.arange(3)[:, None], codebook_sizes=(3,), item_ids=[1, 2, 3])
     with pytest.raises(ValueError, match=says):
         read_set_table(write_table(tmp_path / "sets.parquet", table), index)
+
+
+def test_booleans_and_lists_may_be_text_and_no_list_means_no_set(tmp_path):
+    index = build_index(np.arange(3)[:, None], codebook_sizes=(3,), item_ids=[1, 2, 3])
+    (tmp_path / "sets.csv").write_text("item_id,a,b,tags\n1,True,0,x|y\n2,False,1,\n3,TRUE,1,y\n")
+    assert read_set_table(tmp_path / "sets.csv", index).sets.sizes() == {"a": 2, "b": 2, "x": 1, "y": 2}
+    path = write_table(tmp_path / "sets.parquet", {"item_id": [3, 2, 1], "tags": [["x"], None, []]})
+    assert read_set_table(path, index).sets.sizes() == {"x": 1}
+    (tmp_path / "sets.csv").write_text("item_id,a\n1,true\nseven,true\n")
+    with pytest.raises(ValueError, match="column 'item_id', row 1: expected an integer id, got 'seven'"):
+        read_set_table(tmp_path / "sets.csv", index)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path):

@@ -9,7 +9,8 @@ from trieton.catalog import Catalog
 from trieton.index import StaticIndex
 from trieton.named_sets import NamedSets, positions_type, stored_as_bits
 
-SEPARATOR = ";"  # between set names in one cell of a CSV file
+SEPARATOR = "|"  # between set names in text
+_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def read_set_table(path: str | Path, index: StaticIndex, *, id_column: str = "it
     """Read named sets for the items of `index` from a Parquet or CSV file.
 
     Beside `id_column` a column is either one set (booleans, or 0 and 1) under the column's name, or holds the names of
-    each item's sets: a list of strings in Parquet, names between semicolons in CSV, where an empty cell means none.
+    each item's sets: a list of strings, or text with `|` between them. No list and an empty text mean no set.
 
     Raises:
         ValueError: names the file, column and row of the first thing that is wrong: an unreadable file, no id column,
@@ -65,16 +66,10 @@ def _read(path: Path, id_column: str, *, text_ids: bool) -> pl.DataFrame:
         if path.suffix == ".parquet":
             frame = pl.read_parquet(path)
         elif path.suffix == ".csv":
-            # Without the override an id such as 0012 would lose its zeros.
-            frame = pl.read_csv(path, schema_overrides={id_column: pl.String} if text_ids else None)
-            texts = [c for c in frame.columns if c != id_column and frame[c].dtype == pl.String]
-            frame = frame.with_columns(
-                pl.when(pl.col(c).fill_null("").str.strip_chars() == "")
-                .then(pl.lit([], dtype=pl.List(pl.String)))
-                .otherwise(pl.col(c).str.split(SEPARATOR).list.eval(pl.element().str.strip_chars()))
-                .alias(c)
-                for c in texts
-            )
+            # Text only: a guessed type would turn the id 007 into 7 before anything could object.
+            frame = pl.read_csv(path, infer_schema=False)
+            if id_column in frame.columns and not text_ids:
+                frame = frame.with_columns(_integers(path, frame[id_column]))
         else:
             raise ValueError(f"{path}: expected a .parquet or .csv file")
     except pl.exceptions.PolarsError as error:
@@ -84,6 +79,15 @@ def _read(path: Path, id_column: str, *, text_ids: bool) -> pl.DataFrame:
     if len(frame.columns) == 1:
         raise ValueError(f"{path}: expected columns of sets beside {id_column!r}, got none")
     return frame
+
+
+def _integers(path: Path, ids: pl.Series) -> pl.Series:
+    numbers = ids.cast(pl.Int64, strict=False)
+    wrong = numbers.is_null() & ids.is_not_null()
+    if wrong.any():
+        row = wrong.arg_max()
+        raise ValueError(f"{path}: column {ids.name!r}, row {row}: expected an integer id, got {ids[row]!r}")
+    return numbers
 
 
 def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarray:
@@ -113,8 +117,23 @@ def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarra
 
 def _checked_column(path: Path, values: pl.Series) -> pl.Series:
     """The column as Boolean or List(String)."""
+    if values.dtype == pl.String:
+        if values.is_in([*_TRUE, *_FALSE]).any():  # booleans of a CSV file, where everything is text
+            wrong = values.is_not_null() & ~values.is_in([*_TRUE, *_FALSE])
+            if wrong.any():
+                row = wrong.arg_max()
+                raise ValueError(
+                    f"{path}: column {values.name!r}, row {row}: expected true or false, got {values[row]!r}"
+                )
+            _refuse_nulls(path, values)
+            return values.is_in(_TRUE)
+        empty = values.fill_null("").str.strip_chars() == ""
+        names = values.fill_null("").str.split(SEPARATOR).list.eval(pl.element().str.strip_chars())
+        return names.zip_with(~empty, pl.Series([[]], dtype=pl.List(pl.String)))
+    if values.dtype == pl.List(pl.String):
+        return values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
     _refuse_nulls(path, values)
-    if values.dtype == pl.Boolean or values.dtype == pl.List(pl.String):
+    if values.dtype == pl.Boolean:
         return values
     if values.dtype.is_integer() and values.is_in([0, 1]).all():
         return values == 1
