@@ -289,8 +289,8 @@ def measure_soak(count: int) -> dict[str, object]:
             regions = list(SHM.glob(f"{server.shm_prefix}*"))
             main, *stubs = server.processes()
             return {
-                "memory of the server": main.memory_info().rss,
-                "memory of the model": sum(stub.memory_info().rss for stub in stubs),
+                "memory": sum(process.memory_info().rss for process in (main, *stubs)),
+                "memory of the server's own process": main.memory_info().rss,
                 "shared memory": sum(path.stat().st_size for path in regions),
                 "descriptors": main.num_fds(),
                 "processes": 1 + len(stubs),

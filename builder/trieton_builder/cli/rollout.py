@@ -60,7 +60,7 @@ def publish(
 ) -> None:
     """Make a bundle the next version: stage, verify, preflight, one rename, load, canaries; or all as it was before."""
     from trieton_builder.rollout.canary import load_canaries
-    from trieton_builder.rollout.publish import publish as run
+    from trieton_builder.rollout.publishing import publish as run
 
     with _Display() as display:
         done = run(
