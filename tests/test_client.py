@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -326,6 +328,15 @@ def test_pauses_between_retries_stay_within_the_deadline(fake):
     with Client(fake, "http", retries=50) as client, pytest.raises(UnavailableError, match="queue full"):
         client.retrieve([1], timeout=0.5)
     assert time.perf_counter() - started < 1.0
+
+
+def test_importing_the_client_needs_nothing_of_the_server_or_the_builder():
+    code = (
+        "import sys, trieton_client\n"
+        "heavy = {'torch', 'onnxruntime', 'numba', 'trieton', 'trieton_builder', 'transformers', 'polars'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_wrong_options_are_refused_when_the_client_is_made(tmp_path):

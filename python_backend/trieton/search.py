@@ -195,7 +195,7 @@ class Searcher:
                 masked = Query(ids, num_results=count, beam_width=width, constraint=expression, exclude=ids[:1])
                 for entry in self.search(([masked, lists, plain] * batch)[:batch]):
                     if isinstance(entry, QueryError):
-                        raise entry
+                        raise entry.__cause__ or entry
         self.totals = Totals()
 
     # ---- before the search
