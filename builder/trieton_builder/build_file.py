@@ -85,8 +85,8 @@ def build_file(
     if engine == "auto":
         engine = "polars" if _fits(source, memory) else "duckdb"
     with ExitStack() as folders:
-        beside = folders.enter_context(_work_folder(out.parent, out.name))
-        folder = folders.enter_context(_work_folder(Path(work_dir), out.name)) if work_dir else beside
+        beside = folders.enter_context(work_folder(out.parent, out.name))
+        folder = folders.enter_context(work_folder(Path(work_dir), out.name)) if work_dir else beside
         rows: SortedRows
         if engine == "polars":
             rows = _in_memory(source, progress)
@@ -181,7 +181,7 @@ def _read(source: CatalogSource, progress: Progress | None) -> Iterator[InputBat
 
 
 @contextmanager
-def _work_folder(parent: Path, name: str) -> Iterator[Path]:
+def work_folder(parent: Path, name: str) -> Iterator[Path]:
     """A hidden folder that goes away however the build ends; what a killed build left there goes first."""
     prefix = f".{name}.building-{socket.gethostname()}-"  # the host, because other machines may share the storage
     for left in parent.glob(f"{prefix}*"):

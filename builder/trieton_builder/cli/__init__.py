@@ -12,15 +12,32 @@ app = typer.Typer(
 
 # Each module adds its commands to `app`, so it must exist before they are imported.
 from trieton_builder.cli import (  # noqa: E402
+    build,
     demo,
     doctor,
     explain,
     export,
+    inspect,
     probe,
     query,
     refresh,
     rollout,
+    semantic_ids,
     serve,
 )
 
-__all__ = ["app", "demo", "doctor", "explain", "export", "probe", "query", "refresh", "rollout", "serve"]
+__all__ = [
+    "app",
+    "build",
+    "demo",
+    "doctor",
+    "explain",
+    "export",
+    "inspect",
+    "probe",
+    "query",
+    "refresh",
+    "rollout",
+    "semantic_ids",
+    "serve",
+]
