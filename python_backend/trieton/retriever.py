@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trieton.engine_bls import BlsEngine
 from trieton.engine_onnx import OnnxEngine
 from trieton.engine_optimum import OptimumEngine
 from trieton.retriever_spec import PromptTemplate, RetrieverSpec, TokenMap
@@ -61,6 +62,8 @@ class Retriever:
             from trieton.engine_torch import TorchEngine  # torch costs seconds to import and ONNX Runtime needs none
 
             return cls(spec, TorchEngine.open(folder, device=device))
+        if spec.engine == "bls":
+            return cls(spec, BlsEngine(folder))
         if spec.engine == "optimum":
             return cls(spec, OptimumEngine(folder, normalise=spec.normalise, threads=threads, device=device))
         return cls(spec, OnnxEngine(folder, threads=threads, device=device))

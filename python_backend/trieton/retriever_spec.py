@@ -12,7 +12,7 @@ import numpy as np
 
 FORMAT_VERSION = 1
 SPEC_FILE = "retriever.json"
-ENGINES = ("onnx", "torch", "optimum")
+ENGINES = ("onnx", "torch", "optimum", "bls")
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class RetrieverSpec:
         vocab_size: tokens of the model; every token of a prompt and of the token map is below it.
         max_length: prompt tokens at most.
         prompt: how a history becomes a prompt; holds the token map.
-        engine: what runs the graphs: "onnx" (ONNX Runtime), "torch" (programs of `torch.export`), or "optimum" (graphs
-            that Optimum exported, on ONNX Runtime).
+        engine: what runs the graphs: "onnx" (ONNX Runtime), "torch" (programs of `torch.export`), "optimum" (graphs
+            that Optimum exported, on ONNX Runtime), or "bls" (models of the server that runs the search).
         dtype: of weights and keys/values: "float32", "float16" or "bfloat16".
         normalise: what log-probabilities are normalised over, the whole "vocabulary" or the codes of the "level".
         fingerprint: sha256 over the graphs and everything above.

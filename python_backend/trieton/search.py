@@ -180,7 +180,8 @@ class Searcher:
     def warm_up(self, max_batch_size: int = 1) -> None:
         """Search once with every batch and beam bucket, so that no request pays for first-time compilation."""
         index, limits = self.index, self.limits
-        if not index.num_items:
+        # A model that is still loading may not ask another one (engine bls).
+        if not index.num_items or self.retriever.spec.engine == "bls":
             return
         ids = index.catalog.ids(np.arange(min(index.num_items, 3)))
         some_set = next(iter(index.sets), None)

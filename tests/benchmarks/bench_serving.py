@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from trieton.bundle import Bundle
 from trieton.search import Query, QueryError, Searcher
+from trieton_builder.bls import write_bls_retriever, write_graph_models
 from trieton_builder.bundle import write_bundle
 from trieton_builder.config import MODEL_NAME, render_config
 from trieton_builder.server import TritonServer
@@ -232,6 +233,21 @@ def measure(name: str, bundle: Path, seconds: float) -> dict[str, float]:
     return figures
 
 
+def measure_bls(size: str, bundle: Path, seconds: float) -> dict[str, float]:
+    """One request at a time with the retriever as two models of the server."""
+    asked = histories(bundle)
+    retriever, parts = WORK / f"retriever-{size}-{len(SIZES)}", WORK / f"bls-{size}"
+    shutil.rmtree(parts, ignore_errors=True)
+    write_bls_retriever(retriever, parts / "retriever")
+    write_bundle(parts / "bundle", index=Bundle.open(bundle).index, retriever_dir=parts / "retriever")
+    root = repository("bls", parts / "bundle")
+    write_graph_models(retriever, root, backend="python")
+    models = ("retriever_prefill", "retriever_decode", MODEL_NAME)
+    with TritonServer(root, load=models) as server, Client(server.grpc_url) as client:
+        taken = one_at_a_time(lambda h: client.retrieve(h, NUM_RESULTS, beam_width=BEAM_WIDTH), asked, seconds / 2)
+    return {"bls p50 ms": float(np.median(taken))}
+
+
 def measure_peer(size: str, seconds: float) -> dict[str, float]:
     """The same weights served with `generate`."""
     asked = histories(None)
@@ -288,6 +304,9 @@ def show(name: str, f: dict[str, float]) -> None:
     row(table, "batching on / off", gain, ">= 2.5", gain >= 2.5)
     row(table, "served under load, p50 ms", f["served p50 ms"])
     row(table, "served under load, p99 ms", f["served p99 ms"])
+    if "bls p50 ms" in f:
+        row(table, "retriever as models of the server (bls), p50 ms", f["bls p50 ms"])
+        row(table, "price of bls per level, ms", (f["bls p50 ms"] - f["grpc p50 ms"]) / len(SIZES))
     if "peer /s" in f:
         row(table, "the same model with generate(), queries/s", f["peer /s"])
         row(table, "the same model with generate(), p50 ms under load", f["peer p50 ms"])
@@ -309,6 +328,8 @@ def main() -> None:
     for name, path in [(str(b), b) for b in args.bundle] + [(size, None) for size in args.sizes]:
         console.print(f"measuring {name} ...")
         figures = measure(Path(name).name, path or make_bundle(name), args.seconds)
+        if path is None:
+            figures |= measure_bls(name, make_bundle(name), args.seconds)
         if path is None and not args.no_peer:
             figures |= measure_peer(name, args.seconds)
         everything[name] = figures

@@ -1,0 +1,75 @@
+"""A retriever that is two models of the server: the same answers as the one in the model's own process."""
+
+import shutil
+
+import pytest
+from tiny_bundle import SIZES, tiny_catalogue
+from trieton.bundle import Bundle
+from trieton.search import Query, Searcher
+from trieton_builder.bls import write_bls_retriever, write_graph_models
+from trieton_builder.bundle import write_bundle
+from trieton_builder.config import render_config
+from trieton_builder.server import TritonServer
+from trieton_client import Client, ServerError
+
+CATALOGUE = tiny_catalogue()
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_bundle, make_tiny_retriever, tmp_path_factory):
+    """`generative_retriever` asks version 3 of `retriever_prefill` and `retriever_decode`; `lost` asks version 4."""
+    root = tmp_path_factory.mktemp("bls")
+    exported = make_tiny_retriever(SIZES)
+    index = Bundle.open(tiny_bundle).index
+    write_graph_models(exported, root / "models", version=3, backend="python")
+    for name, version in (("generative_retriever", 3), ("lost", 4)):
+        model = root / "models" / name
+        model.mkdir(parents=True)
+        (model / "config.pbtxt").write_text(render_config(name=name))
+        write_bls_retriever(exported, root / f"asks-{version}", version=version)
+        write_bundle(root / f"bundle-{version}", index=index, retriever_dir=root / f"asks-{version}")
+        shutil.copytree(root / f"bundle-{version}", model / "1")
+    return root / "models"
+
+
+@pytest.mark.server
+def test_models_of_the_server_give_the_answers_of_the_engine_inside(repository, tiny_bundle):
+    searcher = Searcher(Bundle.open(tiny_bundle), threads=1)
+    models = ("retriever_prefill", "retriever_decode", "generative_retriever", "lost")
+    with TritonServer(repository, load=models) as server, Client(server.grpc_url) as client:
+        for options in (
+            {"history": [1003, 1010], "num_results": 10},
+            {"history": CATALOGUE.ids[:40], "num_results": 30, "constraint": "even", "exclude": [1004]},
+            {"history": [1003], "num_results": 1, "beam_width": 1},
+        ):
+            got = client.retrieve(**options)
+            (want,) = searcher.search([Query(**options)])
+            assert got.item_ids.tolist() == want.item_ids.tolist()
+            assert got.scores.tolist() == pytest.approx(want.scores.tolist(), abs=1e-4)
+        many = client.retrieve([[item] for item in CATALOGUE.ids[:40]], num_results=3)
+        assert [len(one) for one in many] == [3] * 40
+        # A version that is not there is an error of that model, never an answer of another version.
+        with (
+            Client(server.grpc_url, model="lost") as lost,
+            pytest.raises(ServerError, match="^[^/]*the search failed$"),
+        ):
+            lost.retrieve([1003])
+        assert client.retrieve([1003]).num_results == 10
+
+
+def test_such_a_bundle_opens_nowhere_else(repository):
+    bundle = Bundle.open(repository / "generative_retriever" / "1")
+    with pytest.raises(ValueError, match="engine bls: this retriever is a model of the server"):
+        bundle.load_retriever()
+
+
+def test_the_onnx_backend_gets_the_graph_itself(make_tiny_retriever, tmp_path):
+    exported = make_tiny_retriever(SIZES)
+    write_graph_models(exported, tmp_path, prefix="mine", backend="onnxruntime")
+    assert (tmp_path / "mine_decode/1/model.onnx").read_bytes() == (exported / "decode.onnx").read_bytes()
+    config = (tmp_path / "mine_decode/config.pbtxt").read_text()
+    assert 'backend: "onnxruntime"' in config
+    assert 'name: "past_key_values.0.key"' in config
+    with pytest.raises(ValueError, match="backend: expected 'onnxruntime' or 'python', got 'tensorrt'"):
+        write_graph_models(exported, tmp_path / "x", backend="tensorrt")
+    assert not (tmp_path / "x").exists()
