@@ -43,8 +43,10 @@ def publish(
         None, min=1, help="Version number, above every one ever used. Default: the next."
     ),
     preflight: bool = typer.Option(True, help="Let a throw-away server load it and answer the canaries first."),
-    keep_previous: bool = typer.Option(
-        True, help="Leave the version before in memory, for a rollback in milliseconds."
+    keep_previous: bool | None = typer.Option(
+        None,
+        "--keep-previous/--no-keep-previous",
+        help="Leave the version before in memory, for a rollback in milliseconds. Default: where memory allows.",
     ),
     canaries: Path | None = typer.Option(
         None,
