@@ -54,7 +54,8 @@ class DecoderPrefill(nn.Module):
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
         last = (attention_mask * place).amax(dim=1, keepdim=True)  # [B, 1]
         hidden = self.decoder.embed(input_ids, positions)
-        causal = attention_mask[:, None, :] * (place[:, None] >= place[None, :]).to(torch.int64)  # [B, S, S]
+        causal = attention_mask[:, None, :] * (place[:, None] >= place[None, :]).to(torch.int64)
+        mask = mask_bias(causal, hidden.dtype)  # [B, S, S]
         prefix = []
         for number, layer in enumerate(self.decoder.layers):
             q, k, v = layer.project(hidden, positions)
@@ -62,10 +63,10 @@ class DecoderPrefill(nn.Module):
             prefix.append((k, v))
             if number == len(self.decoder.layers) - 1:
                 # Of the last layer only the last token's output is wanted.
-                q, hidden, causal = _at(q, last), _at(hidden, last), _at(causal, last)
+                q, hidden, mask = _at(q, last), _at(hidden, last), _at(mask, last)
             queries = hidden.shape[1]
             scores = prefix_scores(q, k).unflatten(2, (-1, queries)) * layer.scale  # [B, G, H / G, N, S]
-            weights = softmax(scores + mask_bias(causal, scores.dtype)[:, None, None])
+            weights = softmax(scores + mask[:, None, None])
             hidden = layer.finish(hidden, prefix_mix(weights.flatten(2, 3), v, queries).flatten(2))
         logits, log_z = self.decoder.head(self.decoder.norm(hidden), level_tokens)
         return logits, log_z, prefix
