@@ -5,6 +5,7 @@ server behind. A file of its own, without imports of the project: it costs 15 ms
 exec of a parent that may have threads.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,6 +21,10 @@ def main() -> None:
     if os.getppid() != parent:  # it died before the line above
         sys.exit(143)
     os.nice(niceness)
+    if niceness:
+        # The server has a session of its own, and Linux may share the processor out by sessions first.
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+            file.write(str(niceness))
     os.execv(program[0], program)
 
 
