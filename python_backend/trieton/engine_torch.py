@@ -27,20 +27,29 @@ class TorchEngine:
         self._tables: dict[int, tuple[np.ndarray, Tensor]] = {}
 
     @classmethod
-    def open(cls, folder: Path, *, device: str | None = None) -> "TorchEngine":
+    def open(cls, folder: Path, *, threads: int | None = None, device: str | None = None) -> "TorchEngine":
         """Load `prefill.pt2` and `decode.pt2`, onto the accelerator where there is one.
+
+        Args:
+            threads: threads of an operator on the CPU; PyTorch has one number for the whole process. None leaves it.
+            device: "cpu" or "cuda"; None takes CUDA where PyTorch finds it.
 
         Raises:
             ValueError: a program is missing, not readable, or carries pickled objects.
         """
+        if threads is not None:
+            torch.set_num_threads(threads)
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(_program(folder / "prefill.pt2", chosen), _program(folder / "decode.pt2", chosen), device=chosen)
 
     @torch.inference_mode()
     def prefill(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray, level_tokens: np.ndarray
+        self, input_ids: Any, attention_mask: Any, level_tokens: np.ndarray
     ) -> tuple[Tensor, Tensor, "TorchState"]:
-        """int64 [B, S], int64 [B, S], int64 [W] -> logits float32 [B, 1, W], log_z float32 [B, 1], state."""
+        """int64 [B, S], int64 [B, S], int64 [W] -> logits float32 [B, 1, W], log_z float32 [B, 1], state.
+
+        Given device tensors of fixed shapes, this and `decode` wait for nothing and can be captured in a CUDA graph.
+        """
         mask = self._tensor(attention_mask)
         logits, log_z, prefix, *rest = self._prefill(self._tensor(input_ids), mask, self._table(level_tokens))
         if rest:

@@ -61,7 +61,7 @@ class Retriever:
         if spec.engine == "torch":
             from trieton.engine_torch import TorchEngine  # torch costs seconds to import and ONNX Runtime needs none
 
-            return cls(spec, TorchEngine.open(folder, device=device))
+            return cls(spec, TorchEngine.open(folder, threads=threads, device=device))
         if spec.engine == "bls":
             return cls(spec, BlsEngine(folder))
         if spec.engine == "optimum":
