@@ -1,4 +1,4 @@
-"""The torch.export engine on an accelerator: the model's numbers, tensors that stay there, and capture in a CUDA graph."""
+"""The torch.export engine on an accelerator: the model's numbers, and a whole pass captured in a CUDA graph."""
 
 from pathlib import Path
 
