@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
+from trieton.bundle import Bundle
 from trieton_builder.server import TritonServer
 
 ROOT = Path(__file__).parents[1]
@@ -17,9 +20,9 @@ STEPS = "8"  # of training: enough to have a model, too few for a good one
 pytestmark = pytest.mark.server
 
 
-def trieton(*arguments: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def trieton(*arguments: str, timeout: float = 150, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trieton_builder", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +96,21 @@ def test_the_curl_of_the_readme_gets_strict_json(server):
     answer = json.loads(done.stdout, parse_constant=pytest.fail)
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     assert outputs["num_results"] == [5]
+
+
+def test_bringing_ones_own_items_model_and_rules_works_as_printed(demo, tmp_path):
+    (tmp_path / ".demo").symlink_to(demo[0])
+    num_items = 200
+    np.save(tmp_path / "vectors.npy", np.random.default_rng(0).standard_normal((num_items, 16), np.float32))
+    stock = pl.DataFrame({"item_id": range(num_items), "in_stock": [i % 2 == 0 for i in range(num_items)]})
+    stock.write_parquet(tmp_path / "sets.parquet")
+    section = README[README.index("## Bring your own") : README.index("## Operate it")]
+    commands = re.findall(r"(?m)^    \.venv/bin/trieton (.*)$", section)
+    commands += re.findall(r"`trieton (explain .*?)`", section)
+    assert len(commands) == 7
+    for command in commands:
+        done = trieton(*shlex.split(command), cwd=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    bundle = Bundle.open(tmp_path / "bundle-with-new-sets")
+    assert bundle.manifest["sets"] == {"in_stock": num_items // 2}
+    assert (tmp_path / "index.html").stat().st_size > 1000
