@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
 from trieton.bundle import Bundle
-from trieton.search import Answer, Limits, Query, QueryError, Searcher
+from trieton.search import PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
 CATALOGUE = tiny_catalogue()
@@ -178,6 +178,19 @@ def test_a_bad_query_is_told_what_was_wrong_and_its_neighbours_are_answered(sear
     assert bad.kind == "invalid"
     assert text in str(bad)
     assert pairs(first) == pairs(last) == pairs(one(searcher, [1003]))
+
+
+@settings(deadline=None, max_examples=100)
+@given(asked=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 300)), max_size=40))
+def test_a_group_shares_a_call_only_where_nobody_pays_much_for_it(asked):
+    prepared = [Prepared(i, np.zeros(n, np.int64), None, 1, width, 0) for i, (width, n) in enumerate(asked)]
+    groups = _groups(prepared)
+    assert sorted(query.place for group in groups for query in group) == list(range(len(asked)))
+    for group in groups:
+        widths = [query.beam_width for query in group]
+        lengths = [len(query.prompt) for query in group]
+        assert max(widths) < 2 * min(widths)
+        assert len(group) * max(lengths) - sum(lengths) <= PADDING_TOKENS
 
 
 def test_a_default_beam_is_widened_to_the_number_of_results(searcher):

@@ -19,7 +19,7 @@ from trieton.plane import Plane
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
 CHECK_SECONDS = 0.005  # asking whether a request was cancelled costs a message to the server; no more often than this
-SHORT_PROMPT = 64  # prompts up to this length share a batch whatever their lengths
+PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Searcher:
             One entry per query. A bad query gets a QueryError and changes nothing for the others.
         """
         entries: list[Answer | QueryError | None] = [None] * len(queries)
-        groups: dict[tuple[int, int], list[Prepared]] = {}
+        accepted: list[Prepared] = []
         for place, query in enumerate(queries):
             try:
                 prepared = self.prepare(query, place)
@@ -172,8 +172,8 @@ class Searcher:
                 self.totals.invalid += 1
                 entries[place] = error
             else:
-                groups.setdefault(_group(prepared), []).append(prepared)
-        for group in groups.values():
+                accepted.append(prepared)
+        for group in _groups(accepted):
             self._search_group(group, cancelled, entries)
         return entries  # type: ignore[return-value]  # every place is filled by now
 
@@ -392,10 +392,28 @@ class _Watch:
         return answer
 
 
-def _group(query: Prepared) -> tuple[int, int]:
-    """Queries of one group share a call. Its cost follows the widest beam and the longest prompt, so what a query pays
-    for its neighbours is at most twice its own beam and twice its own prompt."""
-    return (query.beam_width - 1).bit_length(), (max(len(query.prompt), SHORT_PROMPT) - 1).bit_length()
+def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
+    """Queries that share a call of the retriever and the beam search, so that none pays much for its neighbours.
+
+    A call costs what its widest beam and its longest prompt ask for. So widths of a group differ by less than a factor
+    of two, and its padding is bounded.
+    """
+    groups: list[list[Prepared]] = []
+    tokens = 0  # of the prompts in the last group
+    for query in sorted(queries, key=lambda q: (_octave(q.beam_width), len(q.prompt))):
+        length = len(query.prompt)
+        same = bool(groups) and _octave(groups[-1][0].beam_width) == _octave(query.beam_width)
+        if same and (len(groups[-1]) * length - tokens) <= PADDING_TOKENS:
+            groups[-1].append(query)
+            tokens += length
+        else:
+            groups.append([query])
+            tokens = length
+    return groups
+
+
+def _octave(width: int) -> int:
+    return (width - 1).bit_length()
 
 
 def _check_bounds(name: str, value: Any, low: int, high: int) -> None:
