@@ -115,13 +115,15 @@ def survey_rows(rows: SortedRows, max_tail_span: int, progress: Progress | None 
     edges, opened, spans = (np.zeros(levels, np.int64) for _ in range(3))
     previous = np.full(layout.num_keys, -1, np.int64)  # no key is negative: the first row differs at every level
     members = dict.fromkeys(rows.set_names, 0)
-    leaves = num_items = 0
+    leaves = num_items = depth = 0
     for chunk in read_chunks(rows, "count", progress):
-        leaves = _count(chunk.keys, layout.places, previous, edges, opened, spans, leaves)
+        leaves, depth = _count(chunk.keys, layout.places, previous, edges, opened, spans, leaves, depth)
         num_items += len(chunk.ids)
         for name, mask in chunk.masks.items():
             members[name] += int(np.count_nonzero(mask))
+    edges = np.cumsum(edges)  # an edge of a level opens with every leaf that differs there or before
     if leaves:
+        opened[depth:] = leaves - 1
         np.maximum(spans, leaves - opened, out=spans)
     types = [code_type(size + rows.has_end) for size in layout.sizes]
     head = _tail_start([1, *edges.tolist()], [leaves, *spans.tolist()], types, leaves, max_tail_span)
@@ -161,16 +163,23 @@ def first_difference(keys, row, previous, places):
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(keys, places, previous, edges, opened, spans, leaves):
+def _count(keys, places, previous, edges, opened, spans, leaves, depth_before):
+    """Count on; `opened[level]`: leaf that opened the newest edge of a level, for levels before `depth_before` only.
+
+    The levels from `depth_before` on were opened by the leaf before, so their spans need no look while the chain goes
+    on: deep levels cost nothing. `edges[level]` counts leaves that first differ at that level.
+    """
     for row in range(keys.shape[1]):
         depth = first_difference(keys, row, previous, places)
         if depth == places.shape[1]:
             continue
-        for level in range(depth, places.shape[1]):
+        for level in range(depth_before, depth):
+            opened[level] = leaves - 1
+        for level in range(depth, depth_before):
             spans[level] = max(spans[level], leaves - opened[level])
-            opened[level] = leaves
-            edges[level] += 1
+        depth_before = depth
+        edges[depth] += 1
         leaves += 1
         for key in range(keys.shape[0]):
             previous[key] = keys[key, row]
-    return leaves
+    return leaves, depth_before
