@@ -1,9 +1,9 @@
 """The beam step on the CPU, in numba: without the interpreter's lock, without allocating, all types in one compilation.
 
 What makes it fast. The normaliser is one pass of a polynomial exp that LLVM turns into vectors of float64. Only
-children that exist are ranked, in enumeration order, against a heap of the best M + 1 so far (the extra one is the
-bound): a child whose score does not beat the worst of them is done with after one comparison, a beam whose own score
-does not beat it is not opened at all, and where most codes of a level exist the row of logits is compared as vectors.
+children that exist are ranked, in enumeration order, against the worst of the best M + 1 found so far (the extra one is
+the bound): a child whose score does not beat it is done with after one comparison, a beam whose own score does not beat
+it is not opened at all, and where most codes of a level exist the row of logits is compared as vectors.
 The index and the planes are read in place, through their addresses, so that the element types of a catalogue need no
 compilation of their own.
 
@@ -13,11 +13,11 @@ All in one file, because numba's cache on disk notices a change of the file that
 import threading
 from collections.abc import Sequence
 from math import log
+from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, prange, types
-from numba.core import cgutils
+from numba import njit, prange, types
 from numba.extending import intrinsic
 
 from trieton.index import StaticIndex
@@ -31,6 +31,7 @@ ABS_BITS = np.int32(0x7FFFFFFF)
 INF_ORDER = np.int32(0x7F800000)  # order of +inf; every NaN lies above it or below the order of -inf
 NEG_INF_ORDER = np.int32(-0x7F800001)
 LOW_BITS = (1 << 32) - 1
+BLOCK = 64  # logits compared at a time where most codes exist
 PARALLEL_WORK = 1 << 15  # logits of a step from which a second thread pays
 
 # 2**f = 1 + f * P(f) for |f| <= 1/2, P of degree 8 through Chebyshev nodes: relative error below 3e-14, far inside the
@@ -47,34 +48,38 @@ _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 CODES, CODE_BYTES, SPANS, SPAN_BYTES, TAIL, WIDTH, END, PLANE = range(8)  # one row per level of the index
 BITS, DEAD, NUM_DEAD, ALIVE, NUM_ALIVE = range(5)  # one row per request and level of a plane
 
+# Without this numba counts references, atomically, wherever an array is passed on: more work than the search itself.
+# Nothing here allocates, so there is nothing to count.
+LEAN: Any = {"_nrt": False}
+
 
 # ---- memory
 
 
 @intrinsic
-def _pointer(typingctx, address):
-    """An integer address as the pointer that `carray` takes."""
+def _load(typingctx, address, dtype):
+    """The number of type `dtype` at an address."""
 
     def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        pointer = context.get_value_type(signature.return_type).as_pointer()
+        return builder.load(builder.inttoptr(arguments[0], pointer))
 
-    return types.voidptr(address), generate
+    return dtype.dtype(types.int64, dtype), generate
 
 
-@njit
+@njit(**LEAN)
 def _unsigned_at(address, size, i):
     """Element i of an array of unsigned integers of `size` bytes at `address`, as int64."""
-    pointer = _pointer(address)
     if size == 2:
-        return I64(carray(pointer, i + 1, np.uint16)[i])
+        return I64(_load(address + 2 * i, np.uint16))
     if size == 1:
-        return I64(carray(pointer, i + 1, np.uint8)[i])
+        return I64(_load(address + i, np.uint8))
     if size == 4:
-        return I64(carray(pointer, i + 1, np.uint32)[i])
-    return carray(pointer, i + 1, np.int64)[i]
+        return I64(_load(address + 4 * i, np.uint32))
+    return _load(address + 8 * i, np.int64)
 
 
-@njit
+@njit(**LEAN)
 def _search(address, lo, hi, value):
     """First place in [lo, hi) of the ascending int64 array at `address` that holds at least `value`."""
     while lo < hi:
@@ -89,7 +94,7 @@ def _search(address, lo, hi, value):
 # ---- the normaliser
 
 
-@njit(fastmath={"contract"})
+@njit(fastmath={"contract"}, **LEAN)
 def _exp2(t):
     t = max(t, -1000.0)
     shifted = t + _ROUND
@@ -107,7 +112,7 @@ def _exp2(t):
     return I64(F64(p).view(I64) + exponent).view(F64)
 
 
-@njit(fastmath={"reassoc", "contract"})
+@njit(fastmath={"reassoc", "contract"}, **LEAN)
 def _sum_exp(row, top):
     total = 0.0
     for i in range(row.size):
@@ -115,55 +120,70 @@ def _sum_exp(row, top):
     return total
 
 
-@njit
+@njit(**LEAN)
 def _order(x):
     """int32 that sorts like the float32 x; its own inverse on the bits."""
     bits = F32(x).view(I32)
     return I32(bits ^ ((bits >> I32(31)) & ABS_BITS))
 
 
-@njit
+@njit(**LEAN)
 def _from_order(order):
     return I32(order ^ ((order >> I32(31)) & ABS_BITS)).view(F32)
 
 
-@njit
+@njit(**LEAN)
 def _log_normaliser(row, given, has_given):
-    """log_z of a row, +inf where no code has any probability; NaN when the row, or its given log_z, is not usable."""
+    """(log_z of a row, its highest logit). log_z is +inf where no code has any probability, NaN where the row, or the
+    log_z that came with it, is not usable."""
     bits = row.view(I32)
     low, high = I32(2147483647), I32(-2147483648)
     for i in range(bits.size):
         order = bits[i] ^ ((bits[i] >> I32(31)) & ABS_BITS)
         low, high = min(low, order), max(high, order)
-    if high >= INF_ORDER or low < NEG_INF_ORDER:
-        return F32(np.nan)
-    if has_given and not given < F32(np.inf):
-        return F32(np.nan)
+    top = _from_order(high)
+    if high >= INF_ORDER or low < NEG_INF_ORDER or (has_given and not given < F32(np.inf)):
+        return F32(np.nan), top
     if high == NEG_INF_ORDER or (has_given and given == NEG_INF):
-        return F32(np.inf)
+        return F32(np.inf), top
     if has_given:
-        return given
-    top = F64(_from_order(high))
-    return F32(log(_sum_exp(row, top)) + top)
+        return given, top
+    return F32(log(_sum_exp(row, F64(top))) + F64(top)), top
 
 
 # ---- planes
 
 
-@njit
+@njit(**LEAN)
+def _dead(plane, edge):
+    if plane[NUM_DEAD] == 0:
+        return False
+    place = _search(plane[DEAD], I64(0), plane[NUM_DEAD], edge)
+    return place < plane[NUM_DEAD] and _unsigned_at(plane[DEAD], 8, place) == edge
+
+
+@njit(**LEAN)
 def _allowed(plane, edge):
     if plane[NUM_ALIVE] >= 0:
         place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], edge)
         return place < plane[NUM_ALIVE] and _unsigned_at(plane[ALIVE], 8, place) == edge
     if plane[BITS] != 0 and not (_unsigned_at(plane[BITS], 1, edge >> 3) >> (edge & 7)) & 1:
         return False
-    if plane[NUM_DEAD] == 0:
-        return True
-    place = _search(plane[DEAD], I64(0), plane[NUM_DEAD], edge)
-    return place == plane[NUM_DEAD] or _unsigned_at(plane[DEAD], 8, place) != edge
+    return not _dead(plane, edge)
 
 
-@njit
+@njit(**LEAN)
+def _mostly_empty(plane, lo, hi):
+    """Whether three of four bytes that hold the bits lo .. hi are 0."""
+    first, last = lo >> 3, (hi + 7) >> 3
+    empty = 0
+    for byte in range(first, last):
+        if _unsigned_at(plane[BITS], 1, byte) == 0:
+            empty += 1
+    return empty * 4 >= (last - first) * 3
+
+
+@njit(**LEAN)
 def _any_allowed(plane, lo, hi):
     for edge in range(lo, hi):  # noqa: SIM110
         if _allowed(plane, edge):
@@ -171,76 +191,98 @@ def _any_allowed(plane, lo, hi):
     return False
 
 
-# ---- the best so far: a heap of keys, the worst on top
+# ---- the best so far: a buffer in the order of enumeration, thinned to the best `keep` whenever it is full
 
 
-@njit
-def _sift(keys, slots, count, place):
-    key, slot = keys[place], slots[place]
-    while True:
-        child = 2 * place + 1
-        if child >= count:
+@njit(**LEAN)
+def _key(score, place):
+    """int64 that sorts like (score, then what was found first)."""
+    return (I64(_order(score)) << I64(32)) | (LOW_BITS - place)
+
+
+@njit(**LEAN)
+def _kth_largest(keys, count, k):
+    """Hoare's quickselect; reorders keys[:count]."""
+    low, high = 0, count - 1
+    while low < high:
+        a, b, c = keys[low], keys[(low + high) >> 1], keys[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while keys[i] > pivot:
+                i += 1
+            while keys[j] < pivot:
+                j -= 1
+            if i <= j:
+                keys[i], keys[j] = keys[j], keys[i]
+                i, j = i + 1, j - 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
+        else:
             break
-        if child + 1 < count and keys[child + 1] < keys[child]:
-            child += 1
-        if key <= keys[child]:
-            break
-        keys[place], slots[place] = keys[child], slots[child]
-        place = child
-    keys[place], slots[place] = key, slot
+    return keys[k - 1]
 
 
-@njit
-def _heapify(keys, slots, count):
-    for place in range(count // 2 - 1, -1, -1):
-        _sift(keys, slots, count, place)
-
-
-@njit
-def _push(best, score, parent, code, lo, hi):
-    """Offer a candidate whose score beats the threshold; returns the new threshold."""
-    keys, slots, found, counts = best
+@njit(**LEAN)
+def _thin(best):
+    """Keep the best `keep` of the buffer, in their order; returns the new threshold."""
+    scores, found, keys, _, counts = best
     count, keep = counts[0], counts[1]
-    # Of equal scores the one that came first wins: enumeration order is (parent, code).
-    key = (I64(_order(score)) << I64(32)) | (LOW_BITS - counts[2])
-    counts[2] += 1
-    if count < keep:
-        place, slot = count, count
-        keys[place], slots[place] = key, slot
-        count += 1
-        counts[0] = count
-        if count == keep:
-            _heapify(keys, slots, count)
-    else:
-        slot = slots[0]
-        keys[0] = key
-        _sift(keys, slots, count, 0)
-    found[slot, 0], found[slot, 1], found[slot, 2], found[slot, 3] = parent, code, lo, hi
-    return _from_order(I32(keys[0] >> I64(32))) if count == keep else NEG_INF
+    for i in range(count):
+        keys[i] = _key(scores[i], i)
+    worst = _kth_largest(keys, count, keep)
+    kept = 0
+    for i in range(count):
+        if _key(scores[i], i) >= worst:
+            scores[kept] = scores[i]
+            for column in range(4):
+                found[kept, column] = found[i, column]
+            kept += 1
+    counts[0] = kept
+    return _from_order(I32(worst >> I64(32)))
+
+
+@njit(**LEAN)
+def _push(best, threshold, score, parent, code, lo, hi):
+    """Add a candidate whose score beats the threshold; returns the threshold from now on."""
+    scores, found, _, _, counts = best
+    place = counts[0]
+    scores[place] = score
+    found[place, 0], found[place, 1], found[place, 2], found[place, 3] = parent, code, lo, hi
+    counts[0] = place + 1
+    return _thin(best) if place + 1 == scores.size else threshold
+
+
+@njit(**LEAN)
+def _rank(best):
+    """Write the places of the best, best first, into `slots`; returns how many there are."""
+    scores, _, keys, slots, counts = best
+    if counts[0] > counts[1]:
+        _thin(best)
+    count = counts[0]
+    for i in range(count):
+        keys[i] = _key(scores[i], i)
+    for i in range(count):  # counting who is better runs in vectors and beats sorting up to thousands
+        better = 0
+        for j in range(count):
+            better += keys[j] > keys[i]
+        slots[better] = i
+    return count
 
 
 # ---- children of one beam: (parent, score, row of logits, log_z, whether it has ended, span)
 
 
-@njit
+@njit(**LEAN)
 def _total(beam, code):
     """Score of the child `code`."""
     _, score, row, log_z, ended, _, _ = beam
     return score if ended else score + min(F32(0), row[code] - log_z)
 
 
-@njit
-def _edges(best, threshold, beam, layout, plane):
-    """Offer the edges of a head level one by one."""
-    for edge in range(beam[5], beam[6]):
-        code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
-        total = _total(beam, code)
-        if total > threshold and _allowed(plane, edge):
-            threshold = _push(best, total, beam[0], code, edge, edge + 1)
-    return threshold
-
-
-@njit
+@njit(**LEAN)
 def _listed_edges(best, threshold, beam, layout, plane):
     """Offer those edges of a head level that a plane's list of alive edges names."""
     place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], beam[5])
@@ -251,22 +293,22 @@ def _listed_edges(best, threshold, beam, layout, plane):
         code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
         total = _total(beam, code)
         if total > threshold:
-            threshold = _push(best, total, beam[0], code, edge, edge + 1)
+            threshold = _push(best, threshold, total, beam[0], code, edge, edge + 1)
         place += 1
     return threshold
 
 
-@njit
-def _dense_edges(best, threshold, beam, layout, plane):
-    """Offer the edges of a head level where they are most of its codes: compare all logits first, 64 at a time."""
+@njit(**LEAN)
+def _dense_edges(best, threshold, beam, layout, plane, begin):
+    """Offer the edges whose code is at least `begin`: compare the logits of all codes first, BLOCK at a time."""
     _, score, row, log_z, _, lo, hi = beam
     missing = layout[WIDTH] - (hi - lo)
-    for start in range(0, layout[WIDTH], 64):
-        stop = min(start + 64, layout[WIDTH])
-        passed = I32(0)
-        for code in range(start, stop):
-            passed |= I32(score + min(F32(0), row[code] - log_z) > threshold)
-        if not passed:
+    for start in range(begin, layout[WIDTH], BLOCK):
+        stop = min(start + BLOCK, layout[WIDTH])
+        block, passed = row[start:stop], I32(0)
+        for i in range(block.size):
+            passed = I32(passed + I32(score + min(F32(0), block[i] - log_z) > threshold))
+        if passed == 0:
             continue
         for code in range(start, stop):
             total = _total(beam, code)
@@ -280,11 +322,43 @@ def _dense_edges(best, threshold, beam, layout, plane):
                     else:
                         last = middle
                 if _unsigned_at(layout[CODES], layout[CODE_BYTES], edge) == code and _allowed(plane, edge):
-                    threshold = _push(best, total, beam[0], I64(code), edge, edge + 1)
+                    threshold = _push(best, threshold, total, beam[0], I64(code), edge, edge + 1)
     return threshold
 
 
-@njit
+@njit(**LEAN)
+def _edges(best, threshold, beam, layout, plane):
+    """Offer the edges of a head level: one by one, or as vectors where they are most codes of the level."""
+    lo, hi = beam[5], beam[6]
+    dense = (hi - lo) * 4 >= layout[WIDTH] and not beam[4]
+    for edge in range(lo, hi):
+        code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
+        if dense and threshold > NEG_INF:
+            return _dense_edges(best, threshold, beam, layout, plane, code)
+        total = _total(beam, code)
+        if total > threshold and _allowed(plane, edge):
+            threshold = _push(best, threshold, total, beam[0], code, edge, edge + 1)
+    return threshold
+
+
+@njit(**LEAN)
+def _masked_edges(best, threshold, beam, layout, plane):
+    """Offer the edges of a head level of which a plane has few: eight are passed over at once."""
+    for byte in range(beam[5] >> 3, (beam[6] + 7) >> 3):
+        bits = _unsigned_at(plane[BITS], 1, byte)
+        if bits == 0:
+            continue
+        for edge in range(max(beam[5], byte << 3), min(beam[6], (byte + 1) << 3)):
+            if not (bits >> (edge & 7)) & 1:
+                continue
+            code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
+            total = _total(beam, code)
+            if total > threshold and not _dead(plane, edge):
+                threshold = _push(best, threshold, total, beam[0], code, edge, edge + 1)
+    return threshold
+
+
+@njit(**LEAN)
 def _runs(best, threshold, beam, layout, plane):
     """Offer the runs of equal codes among the leaves of a tail level."""
     lo, hi = beam[5], beam[6]
@@ -294,7 +368,7 @@ def _runs(best, threshold, beam, layout, plane):
             end += 1
         total = _total(beam, code)
         if total > threshold and _any_allowed(plane, lo, end):
-            threshold = _push(best, total, beam[0], code, lo, end)
+            threshold = _push(best, threshold, total, beam[0], code, lo, end)
         lo = end
     return threshold
 
@@ -302,11 +376,10 @@ def _runs(best, threshold, beam, layout, plane):
 # ---- one step
 
 
-@njit
-def _choose(level, b, beams, logits, stride, log_z, table, plane, state, best):
+@njit(**LEAN)
+def _choose(level, b, beams, logits, stride, table, plane, state, best):
     """Rank the children of request b; leaves the survivors sorted in `best` and returns how many there are."""
-    score, lo, hi, codes, _, _ = state
-    keys, slots, _, counts = best
+    score, lo, hi, codes, _, log_z, top = state
     layout = table[level]
     previous_end = table[level - 1, END] if level > 0 else NO_END
     threshold = NEG_INF
@@ -314,34 +387,30 @@ def _choose(level, b, beams, logits, stride, log_z, table, plane, state, best):
         if lo[b, m] >= hi[b, m] or score[b, m] <= threshold:
             break  # beams are sorted and the dead come last
         ended = level > 0 and codes[level - 1, b, m] == previous_end
+        if score[b, m] + min(F32(0), top[b, m] - log_z[b, m]) <= threshold:
+            continue  # not even the best code of the level would pass
         row = logits[b * stride[0] + m * stride[1] :]
         beam = (m, score[b, m], row, log_z[b, m], ended, lo[b, m], hi[b, m])
         if layout[TAIL]:
             threshold = _runs(best, threshold, beam, layout, plane)
         elif plane[NUM_ALIVE] >= 0:
             threshold = _listed_edges(best, threshold, beam, layout, plane)
-        elif counts[0] == counts[1] and not ended and (hi[b, m] - lo[b, m]) * 4 >= layout[WIDTH]:
-            threshold = _dense_edges(best, threshold, beam, layout, plane)
+        elif plane[BITS] != 0 and _mostly_empty(plane, lo[b, m], hi[b, m]):
+            threshold = _masked_edges(best, threshold, beam, layout, plane)
         else:
             threshold = _edges(best, threshold, beam, layout, plane)
-    if counts[0] < counts[1]:
-        _heapify(keys, slots, counts[0])
-    for end in range(counts[0] - 1, 0, -1):  # the worst goes last: keys end up descending
-        keys[0], keys[end] = keys[end], keys[0]
-        slots[0], slots[end] = slots[end], slots[0]
-        _sift(keys, slots, end, 0)
-    return counts[0]
+    return _rank(best)
 
 
-@njit
+@njit(**LEAN)
 def _settle(level, b, count, table, state, best):
     """Write the first `count` survivors as the new beams of request b, and the dead behind them."""
-    score, lo, hi, codes, parents, _ = state
-    keys, slots, found, _ = best
+    score, lo, hi, codes, parents, _, _ = state
+    scores, found, _, slots, _ = best
     spans, size = table[level, SPANS], table[level, SPAN_BYTES]
     for i in range(count):
         slot = slots[i]
-        score[b, i] = _from_order(I32(keys[i] >> I64(32)))
+        score[b, i] = scores[slot]
         parents[level, b, i], codes[level, b, i] = found[slot, 0], found[slot, 1]
         first, last = found[slot, 2], found[slot, 3]
         if spans != 0:
@@ -352,43 +421,49 @@ def _settle(level, b, count, table, state, best):
         codes[level, b, i] = parents[level, b, i] = -1
 
 
-def _advance(level, beams, width, logits, stride, given, log_z, table, planes, state, heap, limits):
+def _advance(level, beams, width, logits, stride, given, table, planes, state, buffer, limits):
     """One step of every request: first all rows, then all requests."""
-    _, lo, hi, codes, _, bound = state
-    keys, slots, found, counts = heap
-    widths, failed = limits
+    _, lo, hi, codes, _, log_z, top = state
+    scores, found, keys, slots, counts = buffer
+    widths, failed, bound = limits
     previous_end = table[level - 1, END] if level > 0 else NO_END
     for row in prange(widths.size * beams):
         b, m = row // beams, row % beams
-        log_z[b, m] = 0
+        log_z[b, m] = top[b, m] = 0
         if lo[b, m] < hi[b, m] and not (level > 0 and codes[level - 1, b, m] == previous_end):
             at = b * stride[0] + m * stride[1]
             has_given = given.size > 0
-            log_z[b, m] = _log_normaliser(logits[at : at + width], given[row] if has_given else NEG_INF, has_given)
+            log_z[b, m], top[b, m] = _log_normaliser(
+                logits[at : at + width], given[row] if has_given else NEG_INF, has_given
+            )
     for b in prange(widths.size):
-        counts[b, 0], counts[b, 1], counts[b, 2] = 0, widths[b] + (level + 1 < table.shape[0]), 0
-        best = (keys[b], slots[b], found[b], counts[b])
+        keep = widths[b] + (level + 1 < table.shape[0])  # before the last level one more: it is the bound
+        counts[b, 0], counts[b, 1] = 0, keep
+        best = (scores[b, : 2 * keep], found[b], keys[b], slots[b], counts[b])
         usable = True
         for m in range(beams):
             usable &= log_z[b, m] == log_z[b, m]
         count = 0
         if usable:
-            count = _choose(level, b, beams, logits, stride, log_z, table, planes[b, table[level, PLANE]], state, best)
+            count = _choose(level, b, beams, logits, stride, table, planes[b, table[level, PLANE]], state, best)
             if count > widths[b]:
                 count = widths[b]
-                bound[b] = max(bound[b], _from_order(I32(keys[b, count] >> I64(32))))
+                bound[b] = max(bound[b], scores[b, slots[b, count]])
         else:
             failed[b], bound[b] = level, NEG_INF
         _settle(level, b, count, table, state, best)
 
 
-_serial = njit(_advance, nogil=True, cache=True)
-_parallel = njit(_advance, nogil=True, cache=True, parallel=True)
+_serial = njit(_advance, nogil=True, cache=True, **LEAN)
+# Under a name of its own, because numba files compiled code under the function's name whatever its options.
+_advance_parallel = FunctionType(_advance.__code__, globals())
+_advance_parallel.__qualname__ = "_advance_parallel"
+_parallel = njit(_advance_parallel, nogil=True, cache=True, parallel=True)
 # Not every threading layer of numba may be entered by two threads at once.
 _one_at_a_time = threading.Lock()
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, **LEAN)
 def _trace(codes, parents, lo, hi, table, out, leaves):
     """Follow the parents back from the last level: semantic IDs [B, M, L] and leaves [B, M]."""
     for b in range(out.shape[0]):
@@ -418,22 +493,24 @@ class Search:
         self.codes, self.parents = np.empty((2, levels, batch, width), np.int32)
         self.bound = np.full(batch, NEG_INF)
         self.failed = np.full(batch, -1, np.int32)
-        self.log_z = np.empty((batch, width), np.float32)
-        self.heap = (
-            np.empty((batch, width + 1), np.int64),  # keys: (order of the score, place in the enumeration reversed)
-            np.empty((batch, width + 1), np.int32),  # slots of `found`
-            np.empty((batch, width + 1, 4), np.int64),  # parent, code, span
-            np.empty((batch, 3), np.int64),  # how many there are, how many to keep, how many were offered
+        room = 2 * width + 2
+        self.buffer = (
+            np.empty((batch, room), np.float32),  # scores
+            np.empty((batch, room, 4), np.int64),  # parent, code, span
+            np.empty((batch, room), np.int64),  # keys
+            np.empty((batch, room), np.int32),  # places of the best, best first
+            np.empty((batch, 2), np.int64),  # how many there are, how many to keep
         )
-        self.state = (self.score, self.lo, self.hi, self.codes, self.parents, self.bound)
-        self.limits = (np.ascontiguousarray(widths, np.int32), self.failed)
+        normalisers = np.empty((2, batch, width), np.float32)  # log_z and highest logit of each row
+        self.state = (self.score, self.lo, self.hi, self.codes, self.parents, *normalisers)
+        self.limits = (np.ascontiguousarray(widths, np.int32), self.failed, self.bound)
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[np.ndarray, np.ndarray]:
         values, strides = rows(logits)
         batch, beams, width = logits.shape
         given = _NONE if log_z is None else np.ascontiguousarray(as_array(log_z)).reshape(-1)
         arguments = (
-            level, beams, width, values, strides, given, self.log_z, self.table, self.planes, self.state, self.heap,
+            level, beams, width, values, strides, given, self.table, self.planes, self.state, self.buffer,
             self.limits,
         )  # fmt: skip
         if batch * beams * width < PARALLEL_WORK:
