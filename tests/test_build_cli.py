@@ -168,10 +168,10 @@ def test_the_floor_is_the_logarithm_of_how_many_sets_there_are() -> None:
     assert floor_bytes((2048,) * 8, 10_000_000) / 1e7 == pytest.approx(8.27, abs=0.01)
 
 
-@pytest.mark.parametrize("count", [0, 1, 500])
+@pytest.mark.parametrize("count", [0, 500])
 def test_the_page_is_self_contained_and_always_the_same(count: int) -> None:
     rng = np.random.default_rng(0)
-    sets = {f"<i>{i}": rng.random(count) < 0.5 for i in range(40)}
+    sets = {f"<i>{i}": rng.random(count) < 0.5 for i in range(31)}
     index = build_index(rng.integers(0, 8, (count, 3)), codebook_sizes=[8] * 3, sets=sets)
     page = render_page(inspect_index(index), "a <title>")
     assert page == render_page(inspect_index(index), "a <title>")

@@ -345,3 +345,14 @@ def test_offsets_widen_before_they_overflow(case: dict, max_tail_span: int, int3
     leaves = np.arange(wide.num_leaves)
     assert (wide.leaf_codes(leaves) == narrow.leaf_codes(leaves)).all()
     assert (catalog.positions(narrow.catalog.ids(leaves)) == narrow.catalog.positions(narrow.catalog.ids(leaves))).all()
+
+
+def test_a_search_through_wide_offsets_finds_the_same() -> None:
+    rng = np.random.default_rng(0)
+    case = {"codes": rng.integers(0, 8, (300, 4)), "codebook_sizes": [8] * 4}
+    narrow, wide = build(case, max_tail_span=16), build(case, max_tail_span=16, int32_max=2)
+    assert 0 < wide.head_levels < 4
+    assert {offsets.dtype.name for offsets in wide.row_ptr} == {"int64"}
+    found, wanted = search(wide, 10), search(narrow, 10)
+    assert found.leaves.tolist() == wanted.leaves.tolist()
+    assert found.scores.tolist() == wanted.scores.tolist()
