@@ -128,17 +128,18 @@ def _shared_memory() -> Finding:
 
 
 def _leftovers() -> Iterator[Finding]:
-    """Regions of servers killed together with their starter. Only named: another container may own them."""
-    dead = [path for path in SHM.glob("trieton-*") if _starter_is_gone(path.name)]
-    if dead:
-        size = sum(path.stat().st_size for path in dead)
-        prefixes = sorted({"-".join(path.name.split("-")[:2]) for path in dead})
-        yield Finding(
-            "leftovers",
-            "note",
-            f"{len(dead)} regions, {size / MIB:.0f} MiB, of servers whose starter is gone",
-            "if no container shares this /dev/shm: rm " + " ".join(f"{SHM}/{prefix}-*" for prefix in prefixes[:5]),
-        )
+    """What servers left whose starter was killed. Only named: another container may own it."""
+    for folder in (SHM, Path(tempfile.gettempdir())):
+        dead = [path for path in folder.glob("trieton-*-*") if _starter_is_gone(path.name)]
+        if dead:
+            prefixes = sorted({"-".join(path.name.split("-")[:2]) for path in dead})
+            yield Finding(
+                "leftovers",
+                "note",
+                f"{len(dead)} in {folder}, of servers whose starter is gone",
+                f"if no container shares {folder}: rm -r "
+                + " ".join(f"{folder}/{prefix}-*" for prefix in prefixes[:5]),
+            )
 
 
 def _starter_is_gone(name: str) -> bool:

@@ -10,6 +10,7 @@ why the command line is as it is, was measured on 2.51.0 and is explained where 
 import contextlib
 import http.client
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -326,6 +327,9 @@ class TritonServer:
             return ServerError(
                 f"the server's program does not run (exit code {code}): {tail or 'no output'}; {REINSTALL}"
             )
+        reason = load_failure(self.log_path.read_text(errors="replace"))
+        if reason is not None:
+            return ServerError(f"{self.repository}: {reason}")
         return ServerError(f"the server ended with exit code {code} while starting; its log ends with:\n{tail}")
 
     def _remove_leftovers(self) -> None:
@@ -335,6 +339,14 @@ class TritonServer:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def load_failure(text: str) -> str | None:
+    """The model's own reason in one line, from what the server says about a failed load; None if it does not."""
+    found = re.search(
+        r"version (\d+) is at UNAVAILABLE state: (?:Internal: )?(.*?)(?:\n+At:|\n;|;\s*$|\nI\d{4} |\Z)", text, re.S
+    )
+    return None if found is None else f"version {found[1]} does not start: {' '.join(found[2].split())}"
 
 
 def check_repository(repository: Path, load: Sequence[str]) -> None:

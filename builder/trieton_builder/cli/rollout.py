@@ -166,7 +166,10 @@ def versions(
         table.add_column(name, overflow="fold")
     for row in rows:
         items = f"{row['items']:,}" if "items" in row else ""
-        remark = row.get("error") or ("" if row.get("last", "publish").startswith("publish") else row["last"])
+        error = " ".join(row.get("error", "").split())
+        remark = error[:200] + " ..." * (len(error) > 200) or (
+            "" if row.get("last", "publish").startswith("publish") else row["last"]
+        )
         style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"])
         state = f"[{style}]{row['state']}[/]" if style else row["state"]
         published = row.get("time", "").replace("T", " ")[:16]

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from trieton_builder.rollout.errors import NoControlError, RolloutError
 from trieton_builder.rollout.repository import Repository
-from trieton_builder.server import GRPC_KEY_HEADER
+from trieton_builder.server import GRPC_KEY_HEADER, load_failure
 
 QUICK = 10.0  # seconds for calls that only ask
 
@@ -116,4 +116,5 @@ class ServerControl:
                 raise RolloutError(
                     f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
                 ) from None
-            raise RolloutError(f"{self.url}: {what} failed: {text or error.status()}") from None
+            reason = load_failure(text)
+            raise RolloutError(f"{self.url}: {reason or f'{what} failed: {text or error.status()}'}") from None
