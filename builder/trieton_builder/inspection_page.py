@@ -31,6 +31,7 @@ def _plots(stats: IndexStats) -> list[tuple[str, Markup]]:
         axes.bar([x - 0.2 for x in levels], [level.states for level in stats.levels], 0.4, label="states")
         axes.bar([x + 0.2 for x in levels], [level.edges for level in stats.levels], 0.4, label="edges")
         axes.set(xlabel="level", yscale="log" if stats.leaves else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()
 
     def fan_outs(axes: Any) -> None:
@@ -41,6 +42,7 @@ def _plots(stats: IndexStats) -> list[tuple[str, Markup]]:
         ):
             axes.plot(levels, [getattr(level, name) for level in stats.levels], marker="o", label=label)
         axes.set(xlabel="level", ylabel="children per state", yscale="log" if stats.leaves else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()
 
     def nbytes(axes: Any) -> None:
@@ -52,6 +54,7 @@ def _plots(stats: IndexStats) -> list[tuple[str, Markup]]:
     def per_leaf(axes: Any) -> None:
         axes.bar([int(size) for size in stats.items_per_leaf], list(stats.items_per_leaf.values()))
         axes.set(xlabel="items of a semantic ID", ylabel="semantic IDs", yscale="log" if stats.leaves else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
     def sets(axes: Any) -> None:
         largest = sorted(stats.sets.items(), key=lambda entry: (entry[1], entry[0]))[-_SHOWN_SETS:]
