@@ -192,7 +192,7 @@ def kind_of(file: Path) -> str:
 def schema_of(file: Path) -> pl.Schema:
     """Columns and types of a file; CSV has text only, and JSON of item -> codes has `item_id` and `codes`."""
     kind = kind_of(file)
-    if kind == "json":
+    if kind == "json":  # its codes may also be text; that is seen when they are read
         return pl.Schema({"item_id": pl.String, "codes": pl.List(pl.Int64)})
     return _guarded(file, lambda: _scan(file, kind).collect_schema())
 

@@ -24,7 +24,7 @@ class Columns:
     Attributes:
         codes: one list column, or one column per level; empty: `codes` where it exists, else `code_0`, `code_1`, ...
         item_id: column of item ids; None: rows number the items.
-        text_ids: whether item ids of CSV and JSON, which have no types, are strings; None: they are integers.
+        text_ids: whether item ids of CSV and of JSON of item -> codes, which have no types, are strings; else integers.
         set_columns: boolean columns; each is a named set of its own name.
         set_names: a column with the names of an item's sets: a list, or text with separators.
         set_separator: between names in text.
@@ -34,7 +34,7 @@ class Columns:
 
     codes: tuple[str, ...] = ()
     item_id: str | None = "item_id"
-    text_ids: bool | None = None
+    text_ids: bool = False
     set_columns: tuple[str, ...] = ()
     set_names: str | None = None
     set_separator: str = "|"
@@ -70,10 +70,8 @@ class Columns:
 
     def ids_are_text(self, file: Path, dtype: pl.DataType) -> bool:
         """Whether the item ids of a file with such a column are strings."""
-        if self.text_ids is not None and file.suffix.lower() in (".csv", ".json"):
-            return self.text_ids
         if file.suffix.lower() in (".csv", ".json"):
-            return False
+            return self.text_ids
         if dtype.is_integer():
             return False
         if dtype in (pl.String, pl.Categorical, pl.Enum):

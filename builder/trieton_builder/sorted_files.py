@@ -48,10 +48,6 @@ class SortedFiles:
     num_rows: int = 0
     _dropped: int = 0
 
-    @property
-    def id_column(self) -> str:
-        return "id" if self.has_ids else "row"
-
     def sort(self, rows: Path, without: np.ndarray | None = None) -> "SortedFiles":
         """Sort the checked rows in folder `rows`; returns self."""
         keys = [f"key{k}" for k in range(self.layout.num_keys)]
@@ -63,11 +59,11 @@ class SortedFiles:
             listed = self.folder / f"without-{self._dropped}.parquet"
             pl.DataFrame({"row": without}).write_parquet(listed)
         self._rows = rows
-        self._sorted = self.folder / f"sorted-{self._dropped}"
-        self.engine.sort_rows(rows, self._sorted, columns, [*keys, "row"], listed)
-        self._parts = []
+        out = self.folder / f"sorted-{self._dropped}"
+        self.engine.sort_rows(rows, out, columns, [*keys, "row"], listed)
+        self._parts: list[tuple[Path, int]] = []  # each with the place of its first row
         first = 0
-        for part in sorted(self._sorted.rglob("*.parquet")):
+        for part in sorted(out.rglob("*.parquet")):
             self._parts.append((part, first))
             first += pl.scan_parquet(part).select(pl.len()).collect().item()
         self.num_rows = first
@@ -83,8 +79,7 @@ class SortedFiles:
     def by_id(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._by_id is None:
             self._by_id = self.folder / f"by-id-{self._dropped}"
-            renamed = [(part, first) for part, first in self._parts]
-            self.engine.sort_ids(renamed, self._by_id)
+            self.engine.sort_ids(self._parts, self._by_id)
         for frame in self._frames(sorted(self._by_id.rglob("*.parquet")), size):
             yield self._ids(frame), frame["place"].to_numpy()
 
@@ -110,7 +105,7 @@ class SortedFiles:
         return wanted.join(pl.concat(found), on="place", how="left", maintain_order="left")
 
     def _ids(self, frame: pl.DataFrame) -> np.ndarray:
-        column = frame[self.id_column] if self.id_column in frame.columns else frame["id"]
+        column = frame["id" if "id" in frame.columns else "row"]
         if self.id_type.kind == "S":
             return np.array([text.encode() for text in column.to_list()], self.id_type)
         return column.to_numpy()
