@@ -1,5 +1,7 @@
 """Every kernel returns what brute force returns, bit for bit, over many small odd catalogues."""
 
+from unittest.mock import patch
+
 import ml_dtypes
 import numpy as np
 import oracle
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searching import EXAMPLES, KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of, with_end
 from trieton.beam import beam_search
+from trieton.kernels import cpu
 from trieton_builder.trie import build_index
 
 SIZES = (1, 2, 3, 31, 257, 2049)
@@ -74,29 +77,31 @@ def searches(draw):
     forms = [draw(st.sampled_from([None, "bits", "dead", "bits and dead", "alive"])) for _ in range(batch)]
     masks = [rng.random(index.num_leaves) < draw(st.sampled_from([0.02, 0.5, 0.95])) for _ in range(batch)]
     roughness = [draw(st.sampled_from(["plain", "ties", "flat", "holes"])) for _ in range(batch)]
-    return index, widths, forms, masks, roughness, draw(st.sampled_from(sorted(FINISH))), seed
+    parallel = draw(st.booleans())
+    return index, widths, forms, masks, roughness, draw(st.sampled_from(sorted(FINISH))), parallel, seed
 
 
-@settings(max_examples=max(EXAMPLES, 150), deadline=None)
+@settings(max_examples=max(EXAMPLES, 300), deadline=None)
 @given(searches())
 def test_every_kernel_equals_brute_force_over_odd_catalogues(search):
-    index, widths, forms, masks, roughness, finish, seed = search
+    index, widths, forms, masks, roughness, finish, parallel, seed = search
     dtype, finish = FINISH[finish]
     levels = [index.width(level) for level in range(index.num_levels)]
     models = [RoughModel(levels, seed + b, kind, dtype) for b, kind in enumerate(roughness)]
     planes = [plane_of(index, m, form) if form else None for m, form in zip(masks, forms, strict=True)]
     everything = leaf_tuples(index)
-    results = [
-        beam_search(
-            Stepper(models, index, finish=finish),
-            index,
-            batch_size=len(widths),
-            beam_width=widths,
-            constraints=planes,
-            kernel=kernel,
-        )
-        for kernel in KERNELS
-    ]
+    with patch.object(cpu, "PARALLEL_WORK", 0 if parallel else cpu.PARALLEL_WORK):
+        results = [
+            beam_search(
+                Stepper(models, index, finish=finish),
+                index,
+                batch_size=len(widths),
+                beam_width=widths,
+                constraints=planes,
+                kernel=kernel,
+            )
+            for kernel in KERNELS
+        ]
     for b, (model, width) in enumerate(zip(models, widths, strict=True)):
         allowed = everything if forms[b] is None else [c for c, keep in zip(everything, masks[b], strict=True) if keep]
         want, bound = oracle.beam_search(with_end(model, index), allowed, width)

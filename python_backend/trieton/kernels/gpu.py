@@ -363,7 +363,7 @@ def _plane_on_device(
             return tensors[-1].data_ptr()
 
         absent = [None] * levels
-        rows = [
+        rows: list[tuple[int, ...]] = [
             (
                 0 if bits is None else send(bits),
                 *((0, 0) if dead is None else (send(dead), len(dead))),
