@@ -1,0 +1,75 @@
+"""The OpenAI Triton kernel without a GPU: `tests/gpu` under the interpreter, and compilation for real targets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from searching import Stepper
+from trieton.beam import beam_search
+from trieton_builder.trie import build_index
+
+pytest.importorskip("triton", reason="OpenAI Triton is not installed")
+if torch.cuda.is_available():
+    pytest.skip("a GPU is here: tests/gpu runs on it", allow_module_level=True)
+
+
+def run(arguments: list[str], interpret: bool) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, because OpenAI Triton decides on import whether it interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=170, check=False
+    )
+
+
+def test_the_interpreted_kernel_passes_the_tests_of_the_gpu():
+    done = run(["-m", "pytest", "-q", "-x", str(Path(__file__).parent / "gpu" / "test_gpu_step.py")], interpret=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from trieton.kernels import gpu
+
+RANK = dict(logits="*fp32", stride_b="i32", stride_m="i32", stride_v="i32", width="i32", given_z="*fp32",
+    score="*fp32", lo="*i64", hi="*i64", previous="*i64", previous_end="i32", root_lo="i32", root_hi="i32",
+    codes="*i16", code_mask="i32", planes="*i64", plane_stride="i32", keys="*i64", bad="*i32", beams="i32", M="i32",
+    S="i32")
+KEEP = dict(keys="*i64", bad="*i32", widths="*i64", lo="*i64", hi="*i64", root_lo="i32", root_hi="i32", codes="*i16",
+    code_mask="i32", spans="*i32", new_score="*fp32", new_lo="*i64", new_hi="*i64", new_codes="*i64",
+    new_parents="*i64", bound="*fp32", failed="*i32", level="i32", beams="i32", M="i32", S="i32")
+
+def build(kernel, signature, **constants):
+    signature = signature | {name: "constexpr" for name in constants}
+    source = ASTSource(kernel, {p.name: signature[p.name] for p in kernel.params}, constants)
+    assert "sm_90" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+# An argument of 1 becomes a constant, as it does in a launch.
+build(gpu._rank_children, RANK, stride_v=1, beams=1, ROOT=True, TAIL=False, PLANES=True, HAS_Z=False, P=4, SORT=16,
+    BLOCK=256)
+build(gpu._rank_children, RANK | dict(logits="*bf16"), ROOT=False, TAIL=True, PLANES=True, HAS_Z=True, P=4, SORT=4,
+    BLOCK=256)
+build(gpu._keep_best, KEEP, beams=1, ROOT=True, LAST=False, TAIL=False, SPANS=True, P=4, SORT=8, BEAMS=1)
+build(gpu._keep_best, KEEP, level=1, ROOT=False, LAST=True, TAIL=True, SPANS=False, P=4, SORT=8, BEAMS=4)
+"""
+
+
+def test_the_kernel_compiles_for_a_real_gpu():
+    done = run(["-c", COMPILE], interpret=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_without_a_gpu_and_without_the_interpreter_it_says_what_it_needs(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    index = build_index(np.array([[1]]), codebook_sizes=(2,))
+    with pytest.raises(ValueError, match=r"needs an index on a GPU: StaticIndex.load\(path, device='cuda'\)"):
+        beam_search(Stepper([oracle.ToyModel((2,))], index), index, batch_size=1, beam_width=1, kernel="gpu")
