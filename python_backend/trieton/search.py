@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numba
 import numpy as np
 
 from trieton.beam import BeamResult, beam_search
@@ -302,12 +303,16 @@ class Searcher:
 
     def _beam_search(self, group: list[Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
         totals = self.totals
+        threads = numba.get_num_threads()
         started = time.perf_counter()
         session = self.retriever.start([query.prompt for query in group])
         watch = _Watch(session, [query.place for query in group], cancelled)
         prefilled = time.perf_counter()
         try:
             planes = [query.plane for query in group]
+            # The step is a few hundredths of a search. A second thread for it has to be waited for at a barrier, and
+            # where server and clients share the cores that wait was twenty times the step (seen).
+            numba.set_num_threads(1)
             return beam_search(
                 watch,
                 self.index,
@@ -317,6 +322,7 @@ class Searcher:
                 kernel=self.kernel,
             )
         finally:
+            numba.set_num_threads(threads)
             totals.batches += 1
             totals.levels += watch.levels
             totals.seconds["prefill"] += prefilled - started

@@ -210,10 +210,6 @@ def _threads(asked: int, instances: int) -> int | None:
     if not asked and instances == 1:
         return None
     threads = asked or max(1, math.floor(len(os.sched_getaffinity(0)) / instances))
-    if "numba" in sys.modules:
-        import numba
-
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
     if "torch" in sys.modules:
         import torch
 
