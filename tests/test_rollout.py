@@ -196,9 +196,14 @@ for line in sys.stdin:
 """
 
 
+def orphaned_regions() -> set[str]:
+    """Shared memory whose server was started by a process that is gone."""
+    return {path.name for path in SHM.glob("trieton-*") if not psutil.pid_exists(int(path.name.split("-")[1]))}
+
+
 @pytest.mark.case("R03")
 def test_a_publisher_killed_at_any_step_leaves_a_sound_repository_and_the_next_one_cleans_up(world):
-    before = world.answering()
+    before, orphaned = world.answering(), orphaned_regions()
     steps = ["lock", "recover", "check", "stage", "verify", "preflight", "rename", "load", "ready", "canary", "record"]
     arguments = [sys.executable, "-c", VICTIMS, world.root, world.server.grpc_url, world.server.control_key]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victims:
@@ -221,7 +226,7 @@ def test_a_publisher_killed_at_any_step_leaves_a_sound_repository_and_the_next_o
     assert not world.repository.intent_file.exists()
     states = {row["version"]: row["state"] for row in versions(world.root, **world.options)}
     assert [version for version, state in states.items() if state == "serving"] == [done.version]
-    assert not [path for path in SHM.glob("trieton-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
+    assert orphaned_regions() <= orphaned  # of other servers of this machine, which are not ours to judge
 
 
 @pytest.mark.case("R04")
