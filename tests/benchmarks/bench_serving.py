@@ -257,21 +257,23 @@ def measure_peer(size: str, seconds: float) -> dict[str, float]:
 
 
 def measure_memory(num_items: int) -> dict[str, float]:
-    """Proportional memory of the model's processes with one and with two instances, in MB."""
+    """Proportional memory of the model's processes in MB: one and two instances, a large and a small index."""
     bundle = make_bundle("tiny", num_items, 8)
-    files = sum((bundle / f).stat().st_size for f in ("index.safetensors", "catalog.safetensors")) / 1e6
-    asked = histories(bundle, 64)
-    held = []
-    for instances in (1, 2):
-        with (
-            TritonServer(repository("memory", bundle, instances=instances), start_timeout=300) as server,
-            Client(server.grpc_url) as client,
-        ):
-            for history in asked * 4:
-                client.retrieve(history)
-            stubs = [p for p in server.processes() if "stub" in p.name()]
-            held.append(sum(p.memory_full_info().pss for p in stubs) / 1e6)
-    return {"index and items MB": files, "one instance MB": held[0], "two instances MB": held[1]}
+    figures = {
+        "index and items": sum((bundle / f).stat().st_size for f in ("index.safetensors", "catalog.safetensors")) / 1e6
+    }
+    for name, path in (("", bundle), (", small index", make_bundle("tiny", NUM_ITEMS, 8))):
+        asked = histories(path, 64)
+        for instances in (1, 2):
+            with (
+                TritonServer(repository("memory", path, instances=instances), start_timeout=300) as server,
+                Client(server.grpc_url) as client,
+            ):
+                for history in asked * 4:
+                    client.retrieve(history)
+                stubs = [p for p in server.processes() if "stub" in p.name()]
+                figures[f"{instances} instance(s){name}"] = sum(p.memory_full_info().pss for p in stubs) / 1e6
+    return figures
 
 
 def row(table: Table, what: str, value: float, goal: str = "", met: bool | None = None) -> None:
@@ -336,11 +338,13 @@ def main() -> None:
         show(name, figures)
     if args.memory:
         f = everything["memory"] = measure_memory(args.memory_items)
-        more = (f["two instances MB"] - f["one instance MB"]) / f["index and items MB"]
-        table = Table("figure", "value", "goal", "met", title=f"memory, {args.memory_items:,} items")
+        process = f["2 instance(s), small index"] - f["1 instance(s), small index"]
+        more = f["2 instance(s)"] - f["1 instance(s)"] - process
+        table = Table("figure", "MB", "goal", "met", title=f"memory, {args.memory_items:,} items")
         for what in f:
             row(table, what, f[what])
-        row(table, "second instance / index and items", more, "<= 0.3", more <= 0.3)
+        row(table, "a second process, whatever the index", process)
+        row(table, "a second instance beyond that", more, "<= 0.3 of the index", more <= 0.3 * f["index and items"])
         Console().print(table)
     if args.json:
         args.json.write_text(json.dumps(everything, indent=1) + "\n")
