@@ -6,7 +6,6 @@ the items of a leaf are one slice and a search result needs no look-up.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numba
 import numpy as np
@@ -38,12 +37,6 @@ class Catalog:
         """Whether item ids are strings (else int64)."""
         return self.item_ids.dtype.kind == "S"
 
-    @cached_property
-    def _sorted_ids(self) -> np.ndarray:
-        # Only for text: one sorted copy makes a look-up a plain binary search. Integers are searched through `order`,
-        # so that server instances share the mapped file and hold no copy of their own.
-        return self.item_ids[self.order]
-
     def positions(self, item_ids: Sequence[int] | Sequence[str] | np.ndarray) -> np.ndarray:
         """Positions int64 of `item_ids`, -1 where the catalogue has no such item.
 
@@ -55,13 +48,13 @@ class Catalog:
             return np.full(len(wanted), -1, np.int64)
         if not self.is_text:
             return _find(self.item_ids, self.order, wanted)
-        # Equal widths: numpy would otherwise copy the whole table to the wider type at every call.
-        fits = np.char.str_len(wanted) <= self.item_ids.itemsize
-        wanted = wanted.astype(self.item_ids.dtype)
-        place = np.searchsorted(self._sorted_ids, wanted)
-        place[place == self.num_items] = 0
-        found = fits & (self._sorted_ids[place] == wanted)
-        return np.where(found, self.order[place], -1).astype(np.int64)
+        width = self.item_ids.itemsize
+        fits = np.char.str_len(wanted) <= width
+        rows = np.ascontiguousarray(self.item_ids).view(np.uint8).reshape(-1, width)
+        # Text has a compare of its own; both kinds are searched through `order`, so that server instances share the
+        # mapped file and hold no sorted copy of their own.
+        found = _find_text(rows, self.order, wanted.astype(f"S{width}").view(np.uint8).reshape(-1, width))
+        return np.where(fits, found, -1)
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         """Item ids at `positions`: int64, or an object array of `str`."""
@@ -134,6 +127,36 @@ def _find(item_ids, order, wanted):
     return found
 
 
+@numba.njit(cache=True, nogil=True)
+def _find_text(item_ids, order, wanted):
+    """`_find` for ids as rows of bytes, uint8 [N, width] and [n, width]."""
+    found = np.full(len(wanted), -1, np.int64)
+    low = np.empty(FIND_BLOCK, np.int64)
+    for start in range(0, len(wanted), FIND_BLOCK):
+        count = min(FIND_BLOCK, len(wanted) - start)
+        low[:] = 0
+        size = len(order)
+        while size > 1:
+            half = size >> 1
+            for i in range(count):
+                if _compare(item_ids[order[low[i] + half]], wanted[start + i]) <= 0:
+                    low[i] += half
+            size -= half
+        for i in range(count):
+            if _compare(item_ids[order[low[i]]], wanted[start + i]) == 0:
+                found[start + i] = order[low[i]]
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _compare(a, b):
+    """Below, at or above 0 as the bytes `a` sort before, with or behind `b`."""
+    for i in range(a.size):
+        if a[i] != b[i]:
+            return np.int64(a[i]) - np.int64(b[i])
+    return 0
+
+
 def encode_item_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, *, text: bool) -> np.ndarray:
     """Item ids in the form in which they are stored: int64, or UTF-8 `S{w}`. Refuses the wrong kind."""
     if text and not isinstance(item_ids, np.ndarray):
@@ -152,6 +175,8 @@ def encode_item_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, *, tex
         return array.astype(np.int64)
     if array.dtype.kind not in "USO":
         raise ValueError(f"item ids: expected strings, got {array.dtype} ({array.flat[0]!r}, ...)")
+    if array.dtype.kind == "S" and array.itemsize <= MAX_ID_BYTES and _all_filled(array):
+        return array
     encoded = []
     for row, value in enumerate(array.tolist()):
         if not isinstance(value, str | bytes):
@@ -164,3 +189,10 @@ def encode_item_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, *, tex
             )
         encoded.append(raw)
     return np.array(encoded, f"S{max(map(len, encoded))}")
+
+
+def _all_filled(array: np.ndarray) -> bool:
+    """Whether no byte string is empty or has a NUL inside."""
+    sizes = np.char.str_len(array)
+    filled = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1) != 0
+    return bool(sizes.all() and (filled.sum(1) == sizes).all())
