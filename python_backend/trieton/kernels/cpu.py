@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numba
 import numpy as np
 
 from trieton.index import StaticIndex
@@ -13,6 +14,7 @@ from trieton.kernels.cpu_step import advance, advance_parallel, trace
 from trieton.plane import Plane
 
 PARALLEL_WORK = 1 << 15  # logits of a step from which a second thread pays
+THREADS = numba.get_num_threads()
 NO_LOG_Z = np.zeros(0, np.float32)
 # Not every threading layer of numba may be entered by two threads at once.
 _one_at_a_time = threading.Lock()
@@ -40,16 +42,18 @@ class Search:
             np.empty((batch, room), np.int32),  # places of the best, best first
             np.empty((batch, 2), np.int64),  # how many there are, how many to keep
         )
-        normalisers = np.empty((2, batch, width), np.float32)  # log_z and highest logit of each row
-        self.state = (self.score, self.lo, self.hi, self.codes, self.parents, *normalisers)
+        log_z = np.empty((batch, width), np.float32)
+        self.state = (self.score, self.lo, self.hi, self.codes, self.parents, log_z)
         self.limits = (np.ascontiguousarray(widths, np.int32), self.failed, self.bound)
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[np.ndarray, np.ndarray]:
         values, strides = rows(logits)
         batch, beams, width = logits.shape
         given = NO_LOG_Z if log_z is None else np.ascontiguousarray(as_array(log_z)).reshape(-1)
+        # Even shares of whole requests need one round of the threads instead of two, and keep a row in one cache.
+        by_request = batch % THREADS == 0 or batch >= 4 * THREADS
         arguments = (
-            level, beams, width, values, strides, given, self.table, self.planes, self.state, self.buffer,
+            level, beams, width, by_request, values, strides, given, self.table, self.planes, self.state, self.buffer,
             self.limits,
         )  # fmt: skip
         if batch * beams * width < PARALLEL_WORK:

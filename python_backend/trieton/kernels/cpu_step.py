@@ -27,6 +27,7 @@ INF_ORDER = np.int32(0x7F800000)  # order of +inf; every NaN lies above it or be
 NEG_INF_ORDER = np.int32(-0x7F800001)
 LOW_BITS = (1 << 32) - 1
 BLOCK = 64  # logits compared at a time where most codes exist
+MANY = 100  # children that cost more to look at than the row's highest logit
 
 # 2**f = 1 + f * P(f) for |f| <= 1/2, P of degree 8 through Chebyshev nodes, none of them 0: relative error below 4e-14,
 # far inside the one rounding to float32 that a normaliser gets.
@@ -90,7 +91,8 @@ def _search(address, lo, hi, value):
 
 @njit(fastmath={"contract"}, **LEAN)
 def _exp2(t):
-    t = max(t, -1000.0)
+    """2**t for t <= 1020; 2**-1000 for less than that. NaN stays NaN, because a comparison lets it through."""
+    t = -1000.0 if t < -1000.0 else t
     shifted = t + _ROUND
     f = t - (shifted - _ROUND)
     p = _P[8] * f + _P[7]
@@ -107,10 +109,21 @@ def _exp2(t):
 
 
 @njit(fastmath={"reassoc", "contract"}, **LEAN)
-def _sum_exp(row, top):
+def _sum_exp(row):
+    """Sum of exp(x), where what exceeds 700 counts as 700."""
     total = 0.0
     for i in range(row.size):
-        total += _exp2((F64(row[i]) - top) * _LOG2E)
+        x = row[i]
+        total += _exp2(F64(F32(700) if x > F32(700) else x) * _LOG2E)
+    return total
+
+
+@njit(fastmath={"reassoc", "contract"}, **LEAN)
+def _sum_exp_below(row, top):
+    """Sum of exp(x - top), where nothing exceeds `top`."""
+    total, shift = 0.0, top * _LOG2E
+    for i in range(row.size):
+        total += _exp2(F64(row[i]) * _LOG2E - shift)
     return total
 
 
@@ -127,24 +140,35 @@ def _from_order(order):
 
 
 @njit(**LEAN)
-def _log_normaliser(row, given):
-    """(log_z of a row, its highest logit). `given`: the log_z that came with it, if any, as an array of one.
-
-    +inf stands for log_z where no code has any probability, NaN where the row or the given log_z is not usable.
-    """
+def _range(row):
+    """Lowest and highest order of a row."""
     bits = row.view(I32)
     low, high = I32(2147483647), I32(-2147483648)
     for i in range(bits.size):
         order = bits[i] ^ ((bits[i] >> I32(31)) & ABS_BITS)
         low, high = min(low, order), max(high, order)
-    top = _from_order(high)
+    return low, high
+
+
+@njit(**LEAN)
+def _log_normaliser(row, given):
+    """log_z of a row. `given`: the log_z that came with it, if any, as an array of one.
+
+    +inf stands for log_z where no code has any probability, NaN where the row or the given log_z is not usable.
+    """
+    if given.size == 0:
+        total = _sum_exp(row)
+        if 2.0**-128 < total < 2.0**128:  # all the numbers are ordinary, so nothing has to be looked at twice
+            return F32(log(total))
+    low, high = _range(row)
     if high >= INF_ORDER or low < NEG_INF_ORDER or (given.size and not given[0] < F32(np.inf)):
-        return F32(np.nan), top
+        return F32(np.nan)
     if high == NEG_INF_ORDER or (given.size and given[0] == NEG_INF):
-        return F32(np.inf), top
+        return F32(np.inf)
     if given.size:
-        return given[0], top
-    return F32(log(_sum_exp(row, F64(top))) + F64(top)), top
+        return given[0]
+    top = F64(_from_order(high))
+    return F32(log(_sum_exp_below(row, top)) + top)
 
 
 # ---- planes
@@ -375,7 +399,7 @@ def _runs(best, threshold, beam, layout, plane):
 @njit(**LEAN)
 def _choose(level, b, beams, logits, stride, table, plane, state, best):
     """Rank the children of request b; leaves the survivors sorted in `best` and returns how many there are."""
-    score, lo, hi, codes, _, log_z, top = state
+    score, lo, hi, codes, _, log_z = state
     layout = table[level]
     previous_end = table[level - 1, END] if level > 0 else NO_END
     threshold = NEG_INF
@@ -383,10 +407,12 @@ def _choose(level, b, beams, logits, stride, table, plane, state, best):
         if lo[b, m] >= hi[b, m] or score[b, m] <= threshold:
             break  # beams are sorted and the dead come last
         ended = level > 0 and codes[level - 1, b, m] == previous_end
-        if score[b, m] + min(F32(0), top[b, m] - log_z[b, m]) <= threshold:
-            continue  # not even the best code of the level would pass
         row = logits[b * stride[0] + m * stride[1] :]
         beam = (m, score[b, m], row, log_z[b, m], ended, lo[b, m], hi[b, m])
+        if threshold > NEG_INF and hi[b, m] - lo[b, m] > MANY and not ended:
+            best_logit = _from_order(_range(row[: layout[WIDTH]])[1])
+            if score[b, m] + min(F32(0), best_logit - log_z[b, m]) <= threshold:
+                continue  # not even the best code of the level would pass
         if layout[TAIL]:
             threshold = _runs(best, threshold, beam, layout, plane)
         elif plane[NUM_ALIVE] >= 0:
@@ -401,7 +427,7 @@ def _choose(level, b, beams, logits, stride, table, plane, state, best):
 @njit(**LEAN)
 def _settle(level, b, count, table, state, best):
     """Write the first `count` survivors as the new beams of request b, and the dead behind them."""
-    score, lo, hi, codes, parents, _, _ = state
+    score, lo, hi, codes, parents, _ = state
     scores, found, _, slots, _ = best
     spans, size = table[level, SPANS], table[level, SPAN_BYTES]
     for i in range(count):
@@ -419,13 +445,13 @@ def _settle(level, b, count, table, state, best):
 
 @njit(**LEAN)
 def _normalise(level, b, m, row, given, table, state):
-    """Fill in log_z and the highest logit of one row; a row that nobody will read counts as usable."""
-    _, lo, hi, codes, _, log_z, top = state
+    """Fill in log_z of one row; a row that nobody will read counts as usable."""
+    _, lo, hi, codes, _, log_z = state
     ended = level > 0 and codes[level - 1, b, m] == table[level - 1, END]
     if lo[b, m] >= hi[b, m] or ended:
-        log_z[b, m] = top[b, m] = 0
+        log_z[b, m] = 0
     else:
-        log_z[b, m], top[b, m] = _log_normaliser(row, given)
+        log_z[b, m] = _log_normaliser(row, given)
 
 
 @njit(**LEAN)
@@ -446,14 +472,18 @@ def _advance_request(level, b, beams, logits, stride, table, plane, state, best,
     _settle(level, b, count, table, state, best)
 
 
-def _advance(level, beams, width, logits, stride, given, table, planes, state, buffer, limits):
-    """One step of every request: first all rows, then all requests."""
+def _advance(level, beams, width, by_request, logits, stride, given, table, planes, state, buffer, limits):
+    """One step of every request. `by_request`: share out whole requests among the threads, else first all rows."""
     scores, found, keys, slots, counts = buffer
-    for row in prange(counts.shape[0] * beams):
+    rows_first = 0 if by_request else counts.shape[0] * beams
+    for row in prange(rows_first):
         b, m = row // beams, row % beams
         at = b * stride[0] + m * stride[1]
         _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
     for b in prange(counts.shape[0]):
+        for m in range(beams if by_request else 0):
+            at, row = b * stride[0] + m * stride[1], b * beams + m
+            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
         room = 2 * (limits[0][b] + (level + 1 < table.shape[0]))
         best = (scores[b, :room], found[b], keys[b], slots[b], counts[b])
         _advance_request(level, b, beams, logits, stride, table, planes[b, table[level, PLANE]], state, best, limits)
