@@ -53,13 +53,11 @@ def build(kernel, signature, **constants):
     source = ASTSource(kernel, {p.name: signature[p.name] for p in kernel.params}, constants)
     assert "sm_90" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
-# An argument of 1 becomes a constant, as it does in a launch.
-build(gpu._rank_children, RANK, stride_v=1, beams=1, ROOT=True, TAIL=False, PLANES=True, HAS_Z=False, P=4, SORT=16,
-    BLOCK=256)
+build(gpu._rank_children, RANK, stride_v=1, ROOT=True, TAIL=False, PLANES=True, HAS_Z=False, P=4, SORT=16, BLOCK=512)
 build(gpu._rank_children, RANK | dict(logits="*bf16"), ROOT=False, TAIL=True, PLANES=True, HAS_Z=True, P=4, SORT=4,
-    BLOCK=256)
-build(gpu._keep_best, KEEP, beams=1, ROOT=True, LAST=False, TAIL=False, SPANS=True, P=4, SORT=8, BEAMS=1)
-build(gpu._keep_best, KEEP, level=1, ROOT=False, LAST=True, TAIL=True, SPANS=False, P=4, SORT=8, BEAMS=4)
+    BLOCK=512)
+build(gpu._keep_best, KEEP, ROOT=True, LAST=False, TAIL=False, SPANS=True, P=4, SORT=8, BEAMS=1)
+build(gpu._keep_best, KEEP, ROOT=False, LAST=True, TAIL=True, SPANS=False, P=4, SORT=8, BEAMS=4)
 """
 
 

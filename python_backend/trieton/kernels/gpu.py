@@ -27,7 +27,7 @@ from trieton.kernels.arrays import NO_END, as_tensor
 from trieton.plane import Plane
 
 MAX_SORT = 1024  # keys that one program sorts at a time, unless the beam itself is wider
-ROW_BLOCK = 2048
+ROW_BLOCKS = (512, 2048)  # logits that a program reads at a time, for short rows and for long ones
 _ABSENT = -(2**63)
 ABSENT = tl.constexpr(_ABSENT)
 LOW = tl.constexpr(2**32 - 1)
@@ -107,7 +107,13 @@ def _log_normaliser(row, stride, width, BLOCK: tl.constexpr):
     return (tl.log(tl.sum(total, axis=0)) + shift).to(tl.float32), tl.max(wrong, axis=0)
 
 
-@triton.jit
+# Only the distances between logits decide how fast they can be read; all else would be compiled again for nothing.
+@triton.jit(
+    do_not_specialize=["width", "previous_end", "root_lo", "root_hi", "code_mask", "plane_stride", "beams", "M", "S"],
+    do_not_specialize_on_alignment=[
+        "given_z", "score", "lo", "hi", "previous", "codes", "planes", "keys", "bad",
+    ],
+)  # fmt: skip
 def _rank_children(
     logits, stride_b, stride_m, stride_v, width, given_z,
     score, lo, hi, previous, previous_end, root_lo, root_hi,
@@ -172,7 +178,13 @@ def _rank_children(
     tl.store(keys + row * P + place, best, mask=place < P)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["root_lo", "root_hi", "code_mask", "level", "beams", "M", "S"],
+    do_not_specialize_on_alignment=[
+        "keys", "bad", "widths", "lo", "hi", "codes", "spans", "new_score", "new_lo", "new_hi", "new_codes",
+        "new_parents", "bound", "failed",
+    ],
+)  # fmt: skip
 def _keep_best(
     keys, bad, widths, lo, hi, root_lo, root_hi, codes, code_mask, spans,
     new_score, new_lo, new_hi, new_codes, new_parents, bound, failed,
@@ -281,7 +293,7 @@ class Search:
             codes, code_mask, planes, planes.stride(0),
             self.keys, self.bad, beams, self.width, stride,
             ROOT=root, TAIL=tail, PLANES=self.has_planes, HAS_Z=log_z is not None,
-            P=share, SORT=sort, BLOCK=min(ROW_BLOCK, triton.next_power_of_2(logits.shape[2])),
+            P=share, SORT=sort, BLOCK=ROW_BLOCKS[logits.shape[2] > ROW_BLOCKS[0]],
         )  # fmt: skip
         _keep_best[(self.batch,)](
             self.keys, self.bad, self.widths, self.lo[old], self.hi[old], *self.root, codes, code_mask,
