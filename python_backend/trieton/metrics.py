@@ -5,6 +5,7 @@ values, not labels, because a label that changes with every rollout leaves its o
 one model add to the same counters.
 """
 
+import ctypes
 import threading
 from typing import Any
 
@@ -49,18 +50,17 @@ class Reporter:
         self._executions = self._queries = 0
         self._sent: dict[tuple[str, str], float] = {}
         self._metrics: dict[tuple[str, str], Any] = {}
-        self._keep = []  # a metric dies with its family
         kinds = pb_utils.MetricFamily
         for name, (text, label) in COUNTERS.items():
             family = kinds(name=name, description=text, kind=kinds.COUNTER)
-            self._keep.append(family)
+            _immortal(family)
             for value in {"outcome": OUTCOMES, "stage": STAGES, None: ("",)}[label]:
                 labels = {"model": model} | ({label: value} if label else {})
-                self._metrics[name, value] = family.Metric(labels=labels)
+                self._metrics[name, value] = _immortal(family.Metric(labels=labels))
         for name, text in GAUGES.items():
             family = kinds(name=name, description=text, kind=kinds.GAUGE)
-            self._keep.append(family)
-            self._metrics[name, ""] = family.Metric(labels={"model": model})
+            _immortal(family)
+            self._metrics[name, ""] = _immortal(family.Metric(labels={"model": model}))
         index = searcher.index
         self._described = {
             "trieton_index_items": index.num_items,
@@ -138,3 +138,13 @@ class Reporter:
             ("trieton_compile_seconds", ""): cache.compile_seconds,
         }
         return figures | {("trieton_stage_seconds", stage): totals.seconds[stage] for stage in STAGES}
+
+
+def _immortal(metric: Any) -> Any:
+    """Keep a metric or family from ever being destroyed, and return it.
+
+    Versions with equal labels share their series in the server: destroying one corrupts the server's memory under the
+    others. And destroying it as the interpreter ends, when the way to the server is closed, crashes the stub. Both seen.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(metric))
+    return metric
