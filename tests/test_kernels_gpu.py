@@ -66,6 +66,17 @@ def test_the_kernel_compiles_for_a_real_gpu():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_a_gpu_machine_without_polars_builds_the_same_index(monkeypatch):
+    rng = np.random.default_rng(0)
+    codes, sizes = rng.integers(0, 2048, (3000, 8)), (2048,) * 8  # keys of more than one word
+    codes[1000:2000] = codes[:1000]  # rows of one leaf, whose order must stay
+    want = build_index(codes, codebook_sizes=sizes)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    got = build_index(codes, codebook_sizes=sizes)
+    for name, tensor in {**want.trie_tensors(), **want.item_tensors()}.items():
+        np.testing.assert_array_equal({**got.trie_tensors(), **got.item_tensors()}[name], tensor, err_msg=name)
+
+
 def test_without_a_gpu_and_without_the_interpreter_it_says_what_it_needs(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     index = build_index(np.array([[1]]), codebook_sizes=(2,))

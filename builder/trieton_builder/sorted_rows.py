@@ -73,7 +73,10 @@ class SortedRows(Protocol):
 
 @dataclass
 class MemoryRows:
-    """Rows in memory, sorted by Polars. `keys` is emptied by the sort, to hold everything only once."""
+    """Rows in memory, sorted by Polars, or by NumPy at several times the time where a machine has no Polars.
+
+    `keys` is emptied by the sort, to hold everything only once.
+    """
 
     layout: KeyLayout
     has_end: bool
@@ -83,9 +86,13 @@ class MemoryRows:
     rows: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        import polars as pl
-
         num_rows = len(self.keys[0])
+        try:
+            import polars as pl
+        except ImportError:
+            self.rows = np.lexsort(self.keys[::-1]).astype(row_type(num_rows))  # stable; the last key is the first
+            self.keys = [key[self.rows] for key in self.keys]
+            return
         columns = {f"key{k}": pl.Series(values) for k, values in enumerate(self.keys)}
         self.keys.clear()
         by = list(columns)

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("transformers", reason="the tiny model comes from transformers")
 
-from tiny_retriever import FIRST_TOKEN, VOCAB_SIZE, tiny_t5  # noqa: E402
-from trieton.engine_torch import TorchEngine  # noqa: E402
-from trieton.retriever import PromptTemplate, Retriever, TokenMap  # noqa: E402
-from trieton_builder.export import export_retriever  # noqa: E402
-from trieton_builder.export.parity import largest_difference  # noqa: E402
+from tiny_retriever import FIRST_TOKEN, VOCAB_SIZE, tiny_t5
+from trieton.engine_torch import TorchEngine
+from trieton.retriever import PromptTemplate, Retriever, TokenMap
+from trieton_builder.export import export_retriever
+from trieton_builder.export.parity import largest_difference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
