@@ -255,6 +255,10 @@ def test_an_existing_directory_is_kept_unless_asked_to_overwrite(tmp_path):
     (tmp_path / "retriever").mkdir()
     with pytest.raises(FileExistsError, match="exists already"):
         export_retriever(build("t5"), tmp_path / "retriever", PROMPT)
+    (tmp_path / "retriever" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"holds no retriever\.json"):
+        export_retriever(build("t5"), tmp_path / "retriever", PROMPT, check=False, overwrite=True)
+    assert (tmp_path / "retriever" / "thesis.txt").exists()
 
 
 @pytest.fixture(scope="module")

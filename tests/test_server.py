@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -123,6 +124,14 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
         child = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
     assert child.wait(timeout=20) is not None or not child.is_running()
+
+
+def test_a_path_with_spaces_is_served_like_any_other(tmp_path, monkeypatch):
+    (tmp_path / "of the machine").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of the machine"))
+    repository = make_repository(tmp_path / "my models")
+    with TritonServer(repository, load=("double",)) as server, grpc.InferenceServerClient(server.grpc_url) as client:
+        assert ask(client, grpc).as_numpy("y").tolist() == [[2, 4, 6]]
 
 
 def test_a_taken_port_is_named(tmp_path):

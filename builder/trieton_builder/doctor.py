@@ -110,7 +110,7 @@ def _packages() -> Finding:
             versions[name] = ""
     missing = [name for name, version in versions.items() if not version]
     if missing:
-        return Finding("packages", "fail", f"missing: {', '.join(missing)}", "pip install 'trieton[runtime]'")
+        return Finding("packages", "fail", f"missing: {', '.join(missing)}", "pip install '.[runtime]' in the checkout")
     return Finding("packages", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 

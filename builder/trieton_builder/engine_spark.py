@@ -48,7 +48,7 @@ class SparkEngine:
             session = builder.getOrCreate()
         except ImportError:
             raise OSError(
-                "engine spark: PySpark is not installed; it comes with pip install 'trieton[spark]'"
+                "engine spark: PySpark is not installed; it comes with pip install '.[spark]' in the checkout"
             ) from None
         except Exception as error:  # whatever the gateway to the Java process raises
             raise OSError(f"engine spark: no session: {str(error).splitlines()[0]}") from None

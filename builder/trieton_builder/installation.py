@@ -56,7 +56,7 @@ def wheel_folder() -> Path:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise InstallationError(
-            f"the server is not installed in {sys.prefix}: pip install 'trieton[server]' "
+            f"the server is not installed in {sys.prefix}: pip install '.[server]' in the checkout "
             f"(the wheel {WHEEL}=={WHEEL_VERSION})"
         )
     return Path(spec.origin).parent / "tritonserver"
@@ -126,7 +126,7 @@ def check_numpy() -> str:
     try:
         version = importlib.metadata.version("numpy")
     except importlib.metadata.PackageNotFoundError:
-        raise InstallationError("numpy is not installed: pip install 'trieton[runtime]'") from None
+        raise InstallationError("numpy is not installed: pip install '.[runtime]' in the checkout") from None
     if int(version.split(".")[0]) >= 2:
         raise InstallationError(
             f"numpy {version} found, expected below 2: the stub of server 2.51.0 returns empty tensors with it; "

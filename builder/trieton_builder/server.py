@@ -233,7 +233,8 @@ class TritonServer:
 
     def _start_once(self, installation: Installation) -> None:
         self._exit_code = None
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-"))
+        temporary = tempfile.gettempdir()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-", dir="/tmp" if _has_space(temporary) else temporary))
         self._ports = choose_ports(self._wanted_ports, self.address)
         _link_backend(installation, self._folder)
         command = [str(installation.binary), *self._arguments(self._folder / "backends")]
@@ -254,7 +255,7 @@ class TritonServer:
         control = f"{KEY_HEADER}={self.control_key}"
         arguments = [
             f"--id={self._id}",
-            f"--model-repository={self.repository}",
+            f"--model-repository={self._plain_repository()}",
             f"--model-control-mode={self.model_control}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
@@ -290,6 +291,15 @@ class TritonServer:
             (library / installation.libpython.name).symlink_to(installation.libpython)
             _prepend(environment, "LD_LIBRARY_PATH", str(library))
         return {**environment, **self._env}
+
+    def _plain_repository(self) -> Path:
+        """The repository, behind a link where its path has a space: the stub splits its own command line at spaces."""
+        assert self._folder is not None
+        if not _has_space(self.repository):
+            return self.repository
+        link = self._folder / "repository"
+        link.symlink_to(self.repository)
+        return link
 
     def _wait_ready(self) -> None:
         """Wait until the server answers under our own id (not another one on that port) and all models are ready."""
@@ -373,6 +383,10 @@ def check_repository(repository: Path, load: Sequence[str]) -> None:
                     raise ServerError(f"{version} has no model.py; the server would hang on it: remove that folder")
 
 
+def _has_space(path: str | Path) -> bool:
+    return any(character.isspace() for character in str(path))
+
+
 def choose_ports(wanted: Sequence[int | None], address: str = "127.0.0.1") -> tuple[int, int, int]:
     """Distinct ports for HTTP, gRPC and metrics that are free right now; None means any.
 
@@ -385,13 +399,15 @@ def choose_ports(wanted: Sequence[int | None], address: str = "127.0.0.1") -> tu
     with contextlib.ExitStack() as held:
         ports = []
         for name, port in zip(("HTTP", "gRPC", "metrics"), wanted, strict=True):
+            if port is not None and not 0 <= port <= 65535:
+                raise ValueError(f"{name} port: expected 0 to 65535, got {port}")
             probe = held.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one in TIME_WAIT is free
             try:
                 probe.bind((address, port or 0))
             except OSError as error:
                 raise PortTakenError(
-                    f"{name} port {port} on {address}: {error.strerror}; choose another, or leave it out for a free one"
+                    f"{name} port {port} on {address}: {error.strerror}; choose another, or 0 for a free one"
                 ) from None
             ports.append(probe.getsockname()[1])
     return ports[0], ports[1], ports[2]

@@ -9,15 +9,21 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_directory(out_dir: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str = "") -> Iterator[Path]:
     """Yield a partial directory, which becomes `out_dir` when the block ends and is removed if the block raises.
 
+    Args:
+        overwrite: replace `out_dir` where it exists.
+        mark: a file that `out_dir` must hold to be replaced: nobody's other folder is removed by a slip.
+
     Raises:
-        FileExistsError: `out_dir` exists and `overwrite` is not set.
+        FileExistsError: `out_dir` exists and `overwrite` is not set, or it does not hold `mark`.
     """
     out_dir = Path(out_dir)
     if out_dir.exists() and not overwrite:
-        raise FileExistsError(f"{out_dir}: exists already; remove it or ask to overwrite it")
+        raise FileExistsError(f"{out_dir}: exists already; remove it, or replace it with --overwrite")
+    if out_dir.exists() and not (out_dir / mark).exists():
+        raise FileExistsError(f"{out_dir}: not replaced, because it holds no {mark}; remove it yourself")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
     try:

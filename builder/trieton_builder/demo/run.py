@@ -17,12 +17,15 @@ from trieton_builder.demo.prepare import NEWEST, Prepared, prepare
 from trieton_builder.demo.rollover import Traffic
 from trieton_builder.demo.stages import Stages
 from trieton_builder.demo.train import Recipe
-from trieton_builder.rollout import Endpoint, publish, rollback
+from trieton_builder.installation import check_numpy, find_installation
+from trieton_builder.rollout import Endpoint, Repository, publish, rollback
+from trieton_builder.rollout.targets import running_server
 from trieton_builder.server import TritonServer
 
 PEOPLE = (6, 405, 879)  # rows of the three people who are shown
 CONSTRAINT = "(comedy or romance) and years_1990s and not children"
 SHOWN = 5  # films per list
+ROOM = 256 << 20  # bytes that the demo's files take, with some to spare
 HISTORY = 4  # last films shown per person
 
 
@@ -30,22 +33,37 @@ def run_demo(workdir: Path, console: Console, recipe: Recipe) -> None:
     """Make everything in `workdir`, show it, and stop the server. Raises on anything that is not as it must be."""
     stages = Stages(console)
     workdir.mkdir(parents=True, exist_ok=True)
+    repository = Repository(workdir / "repository")
+    _check_before_minutes_of_work(repository)
     prepared = prepare(workdir, stages, recipe)
-    repository = workdir / "repository"
-    shutil.rmtree(repository, ignore_errors=True)
+    for folder in (repository.root, repository.state):
+        shutil.rmtree(folder, ignore_errors=True)
     with stages("publish version 1 and start the server"):
-        publish(prepared.bundles[0], repository)
-        server = TritonServer(repository, log_path=workdir / "server.log").start()
+        publish(prepared.bundles[0], repository.root)
+        server = TritonServer(repository.root, log_path=workdir / "server.log").start()
     try:
         console.print(f"  {MODEL_NAME} on gRPC {server.grpc_url} and HTTP {server.http_url}, process {server.pid}")
         _show_people(prepared, server, console)
-        _swap(prepared, server, repository, stages)
+        _swap(prepared, server, repository.root, stages)
         _evaluate(prepared, server, stages)
     finally:
         with stages("stop the server"):
             code = server.stop()
     console.print(f"  the server ended with exit code {code}")
     _print_seconds(stages)
+
+
+def _check_before_minutes_of_work(repository: Repository) -> None:
+    """What would fail only after the training. Raises InstallationError or ValueError."""
+    find_installation()
+    check_numpy()
+    free = shutil.disk_usage(repository.root.parent).free
+    if free < ROOM:
+        raise ValueError(f"{repository.root.parent}: expected {ROOM >> 20} MiB free on its disk, got {free >> 20}")
+    if served := running_server(repository):
+        raise ValueError(
+            f"{repository.root}: a server answers from it on {served}; the demo makes it anew, stop that first"
+        )
 
 
 def _show_people(prepared: Prepared, server: TritonServer, console: Console) -> None:

@@ -78,7 +78,7 @@ def train_retriever(
         model = _train(data, ids, recipe, progress)
     finally:
         torch.set_num_threads(threads)
-    with whole_directory(out_dir, overwrite=True) as partial:
+    with whole_directory(out_dir, overwrite=True, mark=RECORD) as partial:
         with no_bars():
             model.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps({"fingerprint": fingerprint, "recipe": asdict(recipe)}, indent=1))

@@ -104,7 +104,7 @@ def export_retriever(
     graphs = FAMILIES[config.model_type](traced, limits, normalise)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out_dir.parent, model, dtype)
-    with whole_directory(out_dir, overwrite=overwrite) as partial:
+    with whole_directory(out_dir, overwrite=overwrite, mark="retriever.json") as partial:
         if engine == "onnx":
             narrow = dtype != computed
             files = export_onnx(graphs, limits, partial, dtype=_TORCH[computed], store_bfloat16=narrow)

@@ -53,7 +53,7 @@ def adopt_optimum(
         engine="optimum",
         normalise=normalise,
     )
-    with whole_directory(out_dir, overwrite=overwrite) as partial:
+    with whole_directory(out_dir, overwrite=overwrite, mark="retriever.json") as partial:
         files = [Path(shutil.copy(folder / name, partial)) for name in ("config.json", *_with_data(folder, layout))]
         spec = spec.save(partial, files)
         try:
