@@ -144,7 +144,7 @@ def _immortal(metric: Any) -> Any:
     """Keep a metric or family from ever being destroyed, and return it.
 
     Versions with equal labels share their series in the server: destroying one corrupts the server's memory under the
-    others. And destroying it as the interpreter ends, when the way to the server is closed, crashes the stub. Both seen.
+    others. And destroying it as the interpreter ends, when the way to the server is closed, crashes it. Both seen.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(metric))
     return metric
