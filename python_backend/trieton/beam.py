@@ -16,6 +16,7 @@ from trieton.plane import Plane
 
 NextLogits = Callable[[int, Any, Any], Any]
 GROWTH = 4  # how much wider an exact search looks each time
+MAX_WIDTH = 1 << 24  # beams of one request; a bound on mistakes, memory ends earlier
 _MODULES = {"torch": "torch_", "cpu": "cpu", "gpu": "gpu"}
 
 
@@ -128,9 +129,11 @@ def _checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: in
     given = np.asarray(beam_width)
     if given.dtype.kind not in "iu" or given.shape not in ((), (batch_size,)):
         raise ValueError(f"beam_width: expected an integer or {batch_size} of them, got {beam_width!r}")
-    if int(given.min()) < 1:
-        raise ValueError(f"beam_width: expected at least 1, got {int(given.min())}")
-    return np.broadcast_to(given, (batch_size,)).astype(np.int32)
+    if not (given > 0).all() or int(given.max()) > MAX_WIDTH:
+        raise ValueError(f"beam_width: expected 1 to {MAX_WIDTH}, got {int(given.min())} to {int(given.max())}")
+    widths = np.empty(batch_size, np.int32)
+    widths[:] = given
+    return widths
 
 
 def _checked_planes(
@@ -171,7 +174,7 @@ def _finish(search: Search, wanted: np.ndarray) -> BeamResult:
     num_valid = (leaves >= 0).sum(1, dtype=np.int32)
     last = scores[np.arange(len(wanted)), np.maximum(num_valid, 1) - 1]
     certified = (beams.bound <= last) & ((num_valid == wanted) | (beams.bound == -np.inf)) & (beams.failed < 0)
-    errors = [f"level {level}: NaN or +inf among the logits" if level >= 0 else None for level in beams.failed.tolist()]
+    errors = [None if level < 0 else f"level {level}: NaN or +inf among the logits" for level in beams.failed.tolist()]
     return BeamResult(scores, codes, leaves, num_valid, certified, beams.bound, errors)
 
 

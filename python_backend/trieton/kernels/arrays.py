@@ -35,12 +35,12 @@ def as_array(values: Any) -> np.ndarray:
     if torch is not None and isinstance(values, torch.Tensor):
         if values.device.type != "cpu":
             raise ValueError(f"the cpu kernel expected logits on the CPU, got {values.device}; use kernel='gpu'")
-        values = (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values.detach()).numpy()
+        values = (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).detach().numpy()
+    if values.dtype == np.float32:
+        return values
     if values.dtype.name in ("float16", "bfloat16"):
         return values.astype(np.float32)
-    if values.dtype != np.float32:
-        raise ValueError(f"expected float32, float16 or bfloat16 from next_logits, got {values.dtype}")
-    return values
+    raise ValueError(f"expected float32, float16 or bfloat16 from next_logits, got {values.dtype}")
 
 
 def rows(logits: Any) -> tuple[np.ndarray, tuple[int, int]]:

@@ -475,11 +475,11 @@ def _advance_request(level, b, beams, logits, stride, table, plane, state, best,
 def _advance(level, beams, width, by_request, logits, stride, given, table, planes, state, buffer, limits):
     """One step of every request. `by_request`: share out whole requests among the threads, else first all rows."""
     scores, found, keys, slots, counts = buffer
-    rows_first = 0 if by_request else counts.shape[0] * beams
-    for row in prange(rows_first):
-        b, m = row // beams, row % beams
-        at = b * stride[0] + m * stride[1]
-        _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
+    if not by_request:
+        for row in prange(counts.shape[0] * beams):
+            b, m = row // beams, row % beams
+            at = b * stride[0] + m * stride[1]
+            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
     for b in prange(counts.shape[0]):
         for m in range(beams if by_request else 0):
             at, row = b * stride[0] + m * stride[1], b * beams + m
