@@ -80,6 +80,16 @@ def test_files_are_copied_where_the_filesystem_has_no_links(make_tiny_bundle, tm
     assert refresh(tmp_path / "linked", table, tmp_path / "again").bundle_id == linked.bundle_id
 
 
+def test_a_table_of_other_items_takes_nothing_away_and_no_bundle_grows_inside_another(tiny_bundle, tmp_path, new_sets):
+    strangers = write_table(tmp_path / "strangers.parquet", {"item_id": [1, 2], "fresh": [True, False]})
+    with pytest.raises(ValueError, match="none of its 2 rows names an item"):
+        refresh(tiny_bundle, strangers, tmp_path / "new", keep=True)
+    table = write_table(tmp_path / "sets.parquet", new_sets)
+    with pytest.raises(ValueError, match="lies inside the bundle"):
+        refresh(tiny_bundle, table, tiny_bundle / "inner", keep=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sets.parquet", "strangers.parquet"]
+
+
 def test_a_damaged_bundle_is_not_refreshed(make_tiny_bundle, tmp_path, new_sets):
     bundle, table = make_tiny_bundle(), write_table(tmp_path / "sets.parquet", new_sets)
     with open(bundle / INDEX_FILES[0], "r+b") as file:
