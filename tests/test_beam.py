@@ -1,5 +1,7 @@
 """The search as callers meet it: the shared cases, errors, and the exact option."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import oracle
 import pytest
@@ -7,6 +9,7 @@ import torch
 from searching import KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
 from trieton.beam import beam_search
 from trieton.constraints import compile_constraint
+from trieton.kernels import cpu
 from trieton_builder.trie import build_index
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -325,3 +328,47 @@ def test_exact_stops_at_its_limit_and_says_so(kernel):
     result = search(model, index, kernel, 10, num_results=5, exact=True, max_beam_width=25)
     assert not result.certified[0]
     assert rows_of(result, 0, index) == rows_of(search(model, index, kernel, 25), 0, index)[:5]
+
+
+@each_kernel
+def test_a_log_z_that_is_no_number_fails_its_request_and_minus_infinity_offers_nothing(kernel):
+    index = random_index((9, 9), 60)
+    logits = np.random.default_rng(0).standard_normal((4, 3, 9)).astype(np.float32)
+    log_z = [np.full((4, 1), 3, np.float32), np.full((4, 3), 3, np.float32)]
+    log_z[1][1, 2], log_z[1][2, 0], log_z[1][3] = np.nan, np.inf, -np.inf
+    result = beam_search(
+        lambda level, *_: (logits[:, : 3 if level else 1], log_z[level]),
+        index,
+        batch_size=4,
+        beam_width=3,
+        kernel=kernel,
+    )
+    text = "level 1: NaN or +inf among the logits"
+    assert result.errors == [None, text, text, None]
+    assert result.num_valid.tolist() == [3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("work", [0, 1 << 60])
+def test_searches_of_several_threads_do_not_disturb_each_other(work, monkeypatch):
+    monkeypatch.setattr(cpu, "PARALLEL_WORK", work)
+    sizes = (31, 257, 31)
+    index = random_index(sizes, 2000)
+    models = [oracle.ToyModel(sizes, seed) for seed in range(6)]
+    alone = [search(model, index, "cpu", 20) for model in models]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda model: search(model, index, "cpu", 20), [*models, *models]))
+    for got, want in zip(together, [*alone, *alone], strict=True):
+        assert_same(got, want)
+
+
+def test_widths_and_batches_of_every_shape_share_the_threads_alike(monkeypatch):
+    sizes = (31, 31)
+    index = random_index(sizes, 500)
+    models = [oracle.ToyModel(sizes, seed) for seed in range(9)]
+    alone = [search(model, index, "cpu", 7) for model in models]
+    monkeypatch.setattr(cpu, "PARALLEL_WORK", 0)
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(cpu, "THREADS", threads)
+        for batch in range(1, 10):
+            result = search(models[:batch], index, "cpu", 7)
+            assert [rows_of(result, b, index) for b in range(batch)] == [rows_of(r, 0, index) for r in alone[:batch]]

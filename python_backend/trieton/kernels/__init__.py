@@ -1,7 +1,7 @@
 """One constrained beam step, three times with one signature.
 
     torch_  the readable reference, any device
-    cpu     numba
+    cpu     numba; the compiled part stands in cpu_step
     gpu     OpenAI Triton
 
 Each module has a class `Search`, one object per call of `trieton.beam.beam_search`:
