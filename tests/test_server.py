@@ -12,10 +12,11 @@ import psutil
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from trieton_builder import leftovers
+from trieton_builder.leftovers import SHM
 from trieton_builder.server import (
     GRPC_KEY_HEADER,
     KEY_HEADER,
-    SHM,
     PortTakenError,
     ServerError,
     TritonServer,
@@ -123,7 +124,12 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as starter:
         child = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
-    assert child.wait(timeout=20) is not None or not child.is_running()
+        folder = next(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
+    child.wait(timeout=20)
+    assert folder in leftovers.dead_folders()
+    leftovers.sweep()
+    assert not folder.exists()
+    assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
 
 
 def test_a_path_with_spaces_is_served_like_any_other(tmp_path, monkeypatch):

@@ -17,7 +17,9 @@ import psutil
 
 from trieton_builder import installation
 from trieton_builder.installation import REINSTALL, InstallationError
-from trieton_builder.server import SHM, PortTakenError, TritonServer, choose_ports
+from trieton_builder.leftovers import SHM, dead_folders, sweep
+from trieton_builder.server import TritonServer
+from trieton_builder.server_checks import PortTakenError, choose_ports
 
 MIB = 1 << 20
 DEFAULT_PORTS = (8000, 8001, 8002)
@@ -58,7 +60,7 @@ def examine(folder: Path = Path(), *, start: bool = True) -> Iterator[Finding]:
     yield _attempt("numpy", installation.check_numpy)
     yield _packages()
     yield _shared_memory()
-    yield from _leftovers()
+    yield _leftovers()
     yield _ports()
     yield _disk(folder)
     yield _memory()
@@ -127,24 +129,11 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", "ok", text)
 
 
-def _leftovers() -> Iterator[Finding]:
-    """What servers left whose starter was killed. Only named: another container may own it."""
-    for folder in (SHM, Path(tempfile.gettempdir())):
-        dead = [path for path in folder.glob("trieton-*-*") if _starter_is_gone(path.name)]
-        if dead:
-            prefixes = sorted({"-".join(path.name.split("-")[:2]) for path in dead})
-            yield Finding(
-                "leftovers",
-                "note",
-                f"{len(dead)} in {folder}, of servers whose starter is gone",
-                f"if no container shares {folder}: rm -r "
-                + " ".join(f"{folder}/{prefix}-*" for prefix in prefixes[:5]),
-            )
-
-
-def _starter_is_gone(name: str) -> bool:
-    pid = name.split("-")[1]
-    return pid.isdigit() and not psutil.pid_exists(int(pid))
+def _leftovers() -> Finding:
+    """What servers left whose starter was killed; the next start of a server removes it too."""
+    dead = dead_folders()
+    sweep()
+    return Finding("leftovers", "ok", f"removed what {len(dead)} killed starter(s) left" if dead else "none")
 
 
 def _ports() -> Finding:

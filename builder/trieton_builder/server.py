@@ -10,11 +10,9 @@ why the command line is as it is, was measured on 2.51.0 and is explained where 
 import contextlib
 import http.client
 import os
-import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,23 +22,22 @@ from pathlib import Path
 
 import psutil
 
-from trieton_builder import launcher
+from trieton_builder import launcher, leftovers
 from trieton_builder.config import MODEL_NAME
 from trieton_builder.installation import REINSTALL, Installation, check_numpy, find_installation
+from trieton_builder.server_checks import (
+    PortTakenError,
+    ServerError,
+    check_repository,
+    choose_ports,
+    has_space,
+    load_failure,
+)
 
 KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
 RESTRICTED = "model-repository,shared-memory,trace,logging"
-SHM = Path("/dev/shm")
 PORT_TRIES = 5
-
-
-class ServerError(OSError):
-    """The server could not start, or ended; the text ends with the last lines of its log."""
-
-
-class PortTakenError(ServerError):
-    """A port that was asked for is in use."""
 
 
 class TritonServer:
@@ -176,6 +173,7 @@ class TritonServer:
         check_repository(self.repository, self.load)
         check_numpy()
         installation = find_installation()
+        leftovers.sweep()
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_once(installation)
@@ -234,7 +232,8 @@ class TritonServer:
     def _start_once(self, installation: Installation) -> None:
         self._exit_code = None
         temporary = tempfile.gettempdir()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-", dir="/tmp" if _has_space(temporary) else temporary))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-", dir="/tmp" if has_space(temporary) else temporary))
+        leftovers.mark(self._folder)
         self._ports = choose_ports(self._wanted_ports, self.address)
         _link_backend(installation, self._folder)
         command = [str(installation.binary), *self._arguments(self._folder / "backends")]
@@ -294,9 +293,9 @@ class TritonServer:
 
     def _plain_repository(self) -> Path:
         """The repository, behind a link where its path has a space: the stub splits its own command line at spaces."""
-        if not _has_space(self.repository):
-            return self.repository
         assert self._folder is not None
+        if not has_space(self.repository):
+            return self.repository
         link = self._folder / "repository"
         link.symlink_to(self.repository)
         return link
@@ -343,74 +342,10 @@ class TritonServer:
         return ServerError(f"the server ended with exit code {code} while starting; its log ends with:\n{tail}")
 
     def _remove_leftovers(self) -> None:
-        """Regions in /dev/shm stay behind after a kill; only names with this server's own prefix are touched."""
-        for region in SHM.glob(f"{self.shm_prefix}*"):
-            region.unlink(missing_ok=True)
+        leftovers.remove_regions(self.shm_prefix)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def load_failure(text: str) -> str | None:
-    """The model's own reason in one line, from what the server says about a failed load; None if it does not."""
-    found = re.search(
-        r"version (\d+) is at UNAVAILABLE state: (?:Internal: )?(.*?)(?:\n+At:|\n;|;\s*$|\nI\d{4} |\Z)", text, re.S
-    )
-    return None if found is None else f"version {found[1]} does not start: {' '.join(found[2].split())}"
-
-
-def check_repository(repository: Path, load: Sequence[str]) -> None:
-    """Refuse a repository on which the server would fail with a riddle, or hang.
-
-    A numbered version of a Python model without `model.py` makes the server hang for ever, deaf to SIGTERM (seen).
-    """
-    if not repository.is_dir():
-        raise ServerError(f"model repository {repository}: no such folder")
-    for name in load:
-        model = repository / name
-        if not model.is_dir():
-            have = ", ".join(sorted(path.name for path in repository.iterdir() if path.is_dir()))
-            raise ServerError(f"model repository {repository} has no model {name!r} (there: {have or 'nothing'})")
-        config = model / "config.pbtxt"
-        if not config.is_file():
-            raise ServerError(f"{model} has no config.pbtxt: not a model")
-        versions = [path for path in model.iterdir() if path.is_dir() and path.name[:1].isdigit()]
-        if not versions:
-            raise ServerError(f"{model} has no version yet: publish one first (trieton publish BUNDLE {repository})")
-        if 'backend: "python"' in config.read_text():
-            for version in versions:
-                if not (version / "model.py").is_file():
-                    raise ServerError(f"{version} has no model.py; the server would hang on it: remove that folder")
-
-
-def _has_space(path: str | Path) -> bool:
-    return any(character.isspace() for character in str(path))
-
-
-def choose_ports(wanted: Sequence[int | None], address: str = "127.0.0.1") -> tuple[int, int, int]:
-    """Distinct ports for HTTP, gRPC and metrics that are free right now; None means any.
-
-    The sockets are held together while choosing, so that the three differ; the server may still lose a race against
-    another program between here and its own bind, which `TritonServer.start` answers with new ports.
-
-    Raises:
-        PortTakenError: a port given by number is in use.
-    """
-    with contextlib.ExitStack() as held:
-        ports = []
-        for name, port in zip(("HTTP", "gRPC", "metrics"), wanted, strict=True):
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name} port: expected 0 to 65535, got {port}")
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one in TIME_WAIT is free
-            try:
-                probe.bind((address, port or 0))
-            except OSError as error:
-                raise PortTakenError(
-                    f"{name} port {port} on {address}: {error.strerror}; choose another, or 0 for a free one"
-                ) from None
-            ports.append(probe.getsockname()[1])
-    return ports[0], ports[1], ports[2]
 
 
 def _link_backend(installation: Installation, folder: Path) -> None:

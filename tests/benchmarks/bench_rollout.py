@@ -24,9 +24,10 @@ from trieton.bundle import Bundle
 from trieton.search import Query, Searcher
 from trieton_builder.bundle import write_bundle
 from trieton_builder.config import MODEL_NAME, render_config
+from trieton_builder.leftovers import SHM
 from trieton_builder.rollout import Endpoint, Repository, publish, rollback
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.server import SHM, TritonServer
+from trieton_builder.server import TritonServer
 from trieton_builder.trie import build_index
 from trieton_client import Client, ClientError
 

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from trieton.bundle import Bundle
 from trieton.search import Query, QueryError, Searcher
-from trieton_builder.server import SHM, TritonServer
+from trieton_builder.leftovers import SHM
+from trieton_builder.server import TritonServer
 from trieton_client import Client, DeadlineError, InvalidRequestError
 
 THREADS = 6

@@ -1,0 +1,48 @@
+"""What a server leaves whose starter was killed: a folder of links and regions in /dev/shm, found and removed later.
+
+A server's id names its starter's process, `trieton-PID-RANDOM`. Process ids mean nothing in another container that
+shares /tmp, so the folder also holds the starter's process namespace, and only one of our own namespace may be swept.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+SHM = Path("/dev/shm")
+OWNER = "owner"
+NAMESPACE = "/proc/self/ns/pid"
+
+
+def mark(folder: Path) -> None:
+    """Write down in a new folder who may sweep it."""
+    (folder / OWNER).write_text(os.readlink(NAMESPACE))
+
+
+def dead_folders() -> list[Path]:
+    """Folders of servers whose starter, a process of this namespace, is gone. Its server has been told to end."""
+    dead = []
+    for folder in Path(tempfile.gettempdir()).glob("trieton-*-*-*"):
+        pid = folder.name.split("-")[1]
+        try:
+            ours = (folder / OWNER).read_text() == os.readlink(NAMESPACE)
+        except OSError:  # not such a folder, or being made or removed right now
+            continue
+        if ours and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            dead.append(folder)
+    return dead
+
+
+def sweep() -> None:
+    """Remove what dead starters of this namespace left."""
+    for folder in dead_folders():
+        remove_regions(folder.name.rpartition("-")[0] + "-")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_regions(prefix: str) -> None:
+    """Remove the regions in /dev/shm of one server; they stay behind when it is killed."""
+    for region in SHM.glob(f"{prefix}*"):
+        region.unlink(missing_ok=True)
