@@ -293,9 +293,9 @@ class TritonServer:
 
     def _plain_repository(self) -> Path:
         """The repository, behind a link where its path has a space: the stub splits its own command line at spaces."""
-        assert self._folder is not None
         if not has_space(self.repository):
             return self.repository
+        assert self._folder is not None
         link = self._folder / "repository"
         link.symlink_to(self.repository)
         return link
