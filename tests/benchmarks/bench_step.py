@@ -137,13 +137,19 @@ def goals(rows: list[Row]) -> list[tuple[str, str, str]]:
 
     out = []
     for shape in (MAIN, WIDE):
-        mine = max(r.total for r in rows if r.section == f"ours, {shape}" and "," not in r.name)
+        mine = [r for r in rows if r.section == f"ours, {shape}" and "," not in r.name]
+        slowest = max(r.total for r in mine)
         library = min(r.total for r in rows if r.section == f"unconstrained, {shape}" and "compiled" not in r.name)
-        out.append((f"ours / best unconstrained of torch and NumPy, {shape}", "<= 0.5", f"{mine / library:.2f}"))
+        out.append((f"ours / best unconstrained of torch and NumPy, {shape}", "<= 0.5", f"{slowest / library:.2f}"))
         compiled = total(f"unconstrained, {shape}", "our compiled")
-        out.append((f"ours / our own compiled step without a trie, {shape}", "", f"{mine / compiled:.2f}"))
+        out.append((f"ours / our compiled step without a trie, {shape}", "<= 0.5", f"{slowest / compiled:.2f}"))
         published = total(f"constrained, {shape}", "published")
-        out.append((f"ours / published decoder, {shape}", "<= 0.17", f"{mine / published:.2f}"))
+        if np.isfinite(published):
+            same = next(r for r in reversed(mine) if float(r.name[2:]) <= 1e7)
+            out.append((f"ours / published decoder, {shape}", "<= 0.17", f"{same.total / published:.2f}"))
+            handed = total(f"ours, {shape}", f"{same.name}, log_z from the model")
+            if np.isfinite(handed):
+                out.append((f"the same with log_z from the model, {shape}", "<= 0.17", f"{handed / published:.2f}"))
     sizes = [r for r in rows if r.section == f"ours, {MAIN}" and "," not in r.name]
     at_peers = next(r for r in reversed(sizes) if float(r.name[2:]) <= 1e7)
     exact = [

@@ -55,6 +55,16 @@ def _step(logits, before, score, parents, codes, log_z, buffer, none):
         _keep(count, score[b], parents[b], codes[b], best)
 
 
+@njit(nogil=True, **LEAN)
+def _trace(codes, parents, out):
+    for b in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            m = i
+            for level in range(out.shape[2] - 1, -1, -1):
+                out[b, i, level] = codes[level, b, m]
+                m = parents[level, b, m]
+
+
 class Compiled:
     name = "our compiled step, no trie"
     exact = True
@@ -83,9 +93,6 @@ class Compiled:
                 none,
             )  # fmt: skip
             yield
-        place = np.broadcast_to(np.arange(self.shape[1]), self.shape)
         out = np.empty((*self.shape, len(logits)), np.int64)
-        for level in range(len(logits) - 1, -1, -1):
-            out[:, :, level] = np.take_along_axis(codes[level], place, 1)
-            place = np.take_along_axis(parents[level], place, 1)
+        _trace(codes, parents, out)
         return out, score[(len(logits) - 1) % 2]

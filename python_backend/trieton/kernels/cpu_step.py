@@ -26,8 +26,8 @@ ABS_BITS = np.int32(0x7FFFFFFF)
 INF_ORDER = np.int32(0x7F800000)  # order of +inf; every NaN lies above it or below the order of -inf
 NEG_INF_ORDER = np.int32(-0x7F800001)
 LOW_BITS = (1 << 32) - 1
-BLOCK = 64  # logits compared at a time where most codes exist
-MANY = 100  # children that cost more to look at than the row's highest logit
+BLOCK = 64  # logits compared at a time where many codes exist
+DENSE = 16  # as many codes as this for each that exists, and comparing all logits still pays
 
 # 2**f = 1 + f * P(f) for |f| <= 1/2, P of degree 8 through Chebyshev nodes, none of them 0: relative error below 4e-14,
 # far inside the one rounding to float32 that a normaliser gets.
@@ -303,6 +303,20 @@ def _total(beam, code):
 
 
 @njit(**LEAN)
+def _offer(best, threshold, beam, layout, plane, edge, stop):
+    """Offer the edges from `edge` on whose code is below `stop`, one by one."""
+    while edge < beam[6]:
+        code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
+        if code >= stop:
+            break
+        total = _total(beam, code)
+        if total > threshold and _allowed(plane, edge):
+            threshold = _push(best, threshold, total, beam[0], code, edge, edge + 1)
+        edge += 1
+    return threshold
+
+
+@njit(**LEAN)
 def _listed_edges(best, threshold, beam, layout, plane):
     """Offer those edges of a head level that a plane's list of alive edges names."""
     place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], beam[5])
@@ -320,7 +334,8 @@ def _listed_edges(best, threshold, beam, layout, plane):
 
 @njit(**LEAN)
 def _dense_edges(best, threshold, beam, layout, plane, begin):
-    """Offer the edges whose code is at least `begin`: compare the logits of all codes first, BLOCK at a time."""
+    """Offer the edges whose code is at least `begin`, where they are many: a block of logits at a time is compared as a
+    vector, and only where one would pass are the edges of its codes looked up."""
     _, score, row, log_z, _, lo, hi = beam
     missing = layout[WIDTH] - (hi - lo)
     for start in range(begin, layout[WIDTH], BLOCK):
@@ -330,30 +345,27 @@ def _dense_edges(best, threshold, beam, layout, plane, begin):
             passed = I32(passed + I32(score + min(F32(0), block[i] - log_z) > threshold))
         if passed == 0:
             continue
-        for code in range(start, stop):
-            total = _total(beam, code)
-            if total > threshold:
-                # The edge of a code lies at most `missing` places before lo + code.
-                edge, last = lo + max(0, code - missing), min(lo + code, hi - 1)
-                while edge < last:
-                    middle = (edge + last) >> 1
-                    if _unsigned_at(layout[CODES], layout[CODE_BYTES], middle) < code:
-                        edge = middle + 1
-                    else:
-                        last = middle
-                if _unsigned_at(layout[CODES], layout[CODE_BYTES], edge) == code and _allowed(plane, edge):
-                    threshold = _push(best, threshold, total, beam[0], I64(code), edge, edge + 1)
+        # The first edge of the block lies at most `missing` places before lo + start.
+        edge, last = lo + max(0, start - missing), min(lo + start, hi)
+        while edge < last:
+            middle = (edge + last) >> 1
+            if _unsigned_at(layout[CODES], layout[CODE_BYTES], middle) < start:
+                edge = middle + 1
+            else:
+                last = middle
+        threshold = _offer(best, threshold, beam, layout, plane, edge, stop)
     return threshold
 
 
 @njit(**LEAN)
 def _edges(best, threshold, beam, layout, plane):
-    """Offer the edges of a head level: one by one, or as vectors where they are most codes of the level."""
+    """Offer the edges of a head level: one by one, or by blocks of logits where that is less to look at."""
     lo, hi = beam[5], beam[6]
-    dense = (hi - lo) * 4 >= layout[WIDTH] and not beam[4]
+    if (hi - lo) * DENSE < layout[WIDTH] or beam[4]:
+        return _offer(best, threshold, beam, layout, plane, lo, layout[WIDTH])
     for edge in range(lo, hi):
         code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
-        if dense and threshold > NEG_INF:
+        if threshold > NEG_INF:
             return _dense_edges(best, threshold, beam, layout, plane, code)
         total = _total(beam, code)
         if total > threshold and _allowed(plane, edge):
@@ -409,10 +421,6 @@ def _choose(level, b, beams, logits, stride, table, plane, state, best):
         ended = level > 0 and codes[level - 1, b, m] == previous_end
         row = logits[b * stride[0] + m * stride[1] :]
         beam = (m, score[b, m], row, log_z[b, m], ended, lo[b, m], hi[b, m])
-        if threshold > NEG_INF and hi[b, m] - lo[b, m] > MANY and not ended:
-            best_logit = _from_order(_range(row[: layout[WIDTH]])[1])
-            if score[b, m] + min(F32(0), best_logit - log_z[b, m]) <= threshold:
-                continue  # not even the best code of the level would pass
         if layout[TAIL]:
             threshold = _runs(best, threshold, beam, layout, plane)
         elif plane[NUM_ALIVE] >= 0:
