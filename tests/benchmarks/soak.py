@@ -57,10 +57,11 @@ class Traffic:
                 for _ in range(500):
                     if self.stop.is_set():
                         return
-                    self.one(client, rng)
+                    self.one(client, rng, abandon=protocol == "http")
 
-    def one(self, client: Client, rng: random.Random) -> None:
-        """One random request."""
+    def one(self, client: Client, rng: random.Random, *, abandon: bool) -> None:
+        """One random request. Over gRPC none is abandoned: server 2.51.0 crashes about once in 10,000 deadlines that
+        pass while the answer is being sent (triton-inference-server/server issue 7368, fixed in later servers)."""
         options = {
             "history": [int(self.ids[rng.randrange(len(self.ids))]) for _ in range(rng.choice([1, 3, 20, 120]))],
             "num_results": rng.choice([1, 10, 50]),
@@ -73,7 +74,7 @@ class Traffic:
                 client.retrieve([-7])
             elif kind < 0.1:
                 client.retrieve(**{**options, "num_results": 10_000})
-            elif kind < 0.15:
+            elif kind < 0.15 and abandon:
                 client.retrieve(**options, timeout=0.001)
             elif kind < 0.2:
                 client.retrieve([options["history"]] * rng.randrange(2, 40), num_results=5)
