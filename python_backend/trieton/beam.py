@@ -168,12 +168,13 @@ def _finish(search: Search, wanted: np.ndarray) -> BeamResult:
     """The best `wanted` of each beam, and what is proven about them."""
     beams, most = search.result(), int(wanted.max())
     scores, codes, leaves = beams.scores[:, :most], beams.codes[:, :most], beams.leaves[:, :most]
-    if (wanted < most).any():
+    if int(wanted.min()) < most:
         beyond = np.arange(most) >= wanted[:, None]
         scores[beyond], codes[beyond], leaves[beyond] = -np.inf, -1, -1
     num_valid = (leaves >= 0).sum(1, dtype=np.int32)
     last = scores[np.arange(len(wanted)), np.maximum(num_valid, 1) - 1]
-    certified = (beams.bound <= last) & ((num_valid == wanted) | (beams.bound == -np.inf)) & (beams.failed < 0)
+    proven = np.where(num_valid == wanted, last, -np.inf)  # where results are missing, nothing may have been pruned
+    certified = (beams.bound <= proven) & (beams.failed < 0)
     errors = [None if level < 0 else f"level {level}: NaN or +inf among the logits" for level in beams.failed.tolist()]
     return BeamResult(scores, codes, leaves, num_valid, certified, beams.bound, errors)
 

@@ -146,10 +146,10 @@ def goals(rows: list[Row]) -> list[tuple[str, str, str]]:
         published = total(f"constrained, {shape}", "published")
         if np.isfinite(published):
             same = next(r for r in reversed(mine) if float(r.name[2:]) <= 1e7)
-            out.append((f"ours / published decoder, {shape}", "<= 0.17", f"{same.total / published:.2f}"))
+            out.append((f"ours / published decoder, {shape}", "<= 0.167", f"{same.total / published:.3f}"))
             handed = total(f"ours, {shape}", f"{same.name}, log_z from the model")
             if np.isfinite(handed):
-                out.append((f"the same with log_z from the model, {shape}", "<= 0.17", f"{handed / published:.2f}"))
+                out.append((f"the same with log_z from the model, {shape}", "<= 0.167", f"{handed / published:.3f}"))
     sizes = [r for r in rows if r.section == f"ours, {MAIN}" and "," not in r.name]
     at_peers = next(r for r in reversed(sizes) if float(r.name[2:]) <= 1e7)
     exact = [

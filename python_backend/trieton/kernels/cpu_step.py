@@ -303,6 +303,13 @@ def _total(beam, code):
 
 
 @njit(**LEAN)
+def _least_logit(threshold, beam):
+    """A logit that no child can beat the threshold without exceeding; a little low, for what rounding may add."""
+    _, score, _, log_z, _, _, _ = beam
+    return F32(threshold - score + log_z - F32(1e-6) * (abs(threshold) + abs(score) + abs(log_z)))
+
+
+@njit(**LEAN)
 def _offer(best, threshold, beam, layout, plane, edge, stop):
     """Offer the edges from `edge` on whose code is below `stop`, one by one."""
     while edge < beam[6]:
@@ -335,14 +342,14 @@ def _listed_edges(best, threshold, beam, layout, plane):
 @njit(**LEAN)
 def _dense_edges(best, threshold, beam, layout, plane, begin):
     """Offer the edges whose code is at least `begin`, where they are many: a block of logits at a time is compared as a
-    vector, and only where one would pass are the edges of its codes looked up."""
-    _, score, row, log_z, _, lo, hi = beam
-    missing = layout[WIDTH] - (hi - lo)
+    vector, and only where one may pass are the edges of its codes looked up."""
+    _, _, row, _, _, lo, hi = beam
+    missing, least = layout[WIDTH] - (hi - lo), _least_logit(threshold, beam)
     for start in range(begin, layout[WIDTH], BLOCK):
         stop = min(start + BLOCK, layout[WIDTH])
         block, passed = row[start:stop], I32(0)
         for i in range(block.size):
-            passed = I32(passed + I32(score + min(F32(0), block[i] - log_z) > threshold))
+            passed = I32(passed + I32(block[i] > least))
         if passed == 0:
             continue
         # The first edge of the block lies at most `missing` places before lo + start.
@@ -354,6 +361,7 @@ def _dense_edges(best, threshold, beam, layout, plane, begin):
             else:
                 last = middle
         threshold = _offer(best, threshold, beam, layout, plane, edge, stop)
+        least = _least_logit(threshold, beam)
     return threshold
 
 
