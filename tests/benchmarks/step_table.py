@@ -60,7 +60,7 @@ def plot(rows: list[Any], path: Path) -> None:
     left.set_xlabel("milliseconds for a whole search without a model")
     right.plot([float(row.name[2:]) for row in growth], [row.total * 1e3 for row in growth], "o-", color="tab:orange")
     right.set_xscale("log")
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.1e3 * max(row.total for row in growth))
     right.set_xlabel("items")
     right.set_ylabel("milliseconds")
     figure.tight_layout()
