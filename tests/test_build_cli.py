@@ -49,6 +49,8 @@ def test_build_writes_an_index_file_and_inspect_shows_it(catalogue: Path, tmp_pa
     assert re.search(r"index\.safetensors: 200 items, [\d,]+ bytes, [\d.]+ s \(polars\)", text)
     index = StaticIndex.load(out)
     assert index.sets.sizes() == {"a": 200, "b c": 200, "fresh": 67}
+    bare = run("build", catalogue, "-o", out, "--codebook-sizes", "8,8,8")
+    assert bare.stderr == "boolean columns not made into named sets: fresh; to have them: --set fresh\n"
     report = json.loads(ok("build", catalogue, "-o", out, "--codebook-sizes", "8,8,8", "--engine", "duckdb", "--json"))
     assert report | {"seconds": 0, "bytes": 0, "path": ""} == {
         "path": "",
@@ -116,6 +118,13 @@ def test_declared_token_offsets_and_end_token(tmp_path: Path) -> None:
         (["--codebook-sizes", "8,8,8", "--retriever-tokens"], "--retriever-tokens: needs --retriever"),
         (["--codebook-sizes", "8,8,8", "--item-id", "asin"], "column 'asin': missing"),
         (["--codebook-sizes", "8,8,8", "--retriever", "/nowhere"], "nowhere"),
+        (["--codebook-sizes", "8,8"], "2 codebook sizes, but 3 columns of codes"),
+        (["--codebook-sizes", "8,8,8", "--code-pattern", "("], "code_pattern '\\(': no regular expression"),
+        (["--codebook-sizes", "8,8,8", "--base-constraint", "fresh"], "--base-constraint: goes with --retriever"),
+        (["--codebook-sizes", "8,8,8", "--expression", "fresh"], "--expression: goes with --retriever"),
+        (["--codebook-sizes", "8,8,8", "--set-separator", ","], "--set-separator: goes with --set-names"),
+        (["--codebook-sizes", "8,8,8", "--spark-conf", "a=b"], "--spark-conf: goes with --engine spark"),
+        (["--codebook-sizes", "8,8,8", "--row-ids", "--text-ids"], "--text-ids: goes with ids, not --row-ids"),
     ],
 )
 def test_bad_arguments_are_one_line_and_write_nothing(

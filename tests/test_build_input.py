@@ -123,6 +123,33 @@ def test_rows_number_the_items_when_there_are_no_ids(tmp_path: Path) -> None:
     assert same(build(tmp_path / "a.parquet", tmp_path / "o", item_id=None), case, tmp_path)
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("kind", [pl.Boolean, pl.Int8, pl.String])
+def test_a_set_is_a_column_of_booleans_or_of_0_and_1_whatever_the_file(
+    tmp_path: Path, suffix: str, kind: type[pl.DataType]
+) -> None:
+    case = catalogue()
+    frame = by_level(case).with_columns(pl.col("fresh", "us").cast(pl.Int8).cast(kind))
+    path = tmp_path / f"a.{suffix}"
+    {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[suffix](path)
+    assert same(build(path, tmp_path / "o", set_columns=("fresh", "us")), case, tmp_path)
+    unused = CatalogSource(str(path), KeyLayout.of(SIZES), Columns(set_columns=("us",))).unused_booleans()
+    assert unused == (["fresh"] if kind == pl.Boolean else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", r"code_pattern '\(': no regular expression: unclosed group"),
+        ("a", r"code_pattern 'a': expected one group, around the number, as in .*; got 0"),
+        (r"(\w)_(\d+)", "expected one group, around the number, as in .*; got 2"),
+    ],
+)
+def test_a_code_pattern_that_cannot_name_a_code_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Columns(code_pattern=pattern)
+
+
 @pytest.mark.parametrize("form", ["lists", "text"])
 def test_one_column_of_set_names_makes_named_sets(tmp_path: Path, form: str) -> None:
     case = catalogue()
@@ -186,7 +213,10 @@ def test_semantic_ids_of_different_length_have_to_be_declared(tmp_path: Path) ->
 
 BAD_TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "null code": ({"code_1": [1, None, 2]}, r"column 'code_1': row 1: a code is missing"),
-    "missing column": ({"code_2": None}, r"column 'code_2': missing; the file has item_id, code_0, code_1"),
+    "missing column": ({"code_1": None}, r"3 codebook sizes, but 1 columns of codes: code_0 to code_0"),
+    "too few columns": ({"code_2": None}, r"3 codebook sizes, but 2 columns of codes: code_0 to code_1"),
+    "too many columns": ({"code_3": [1, 2, 3]}, r"3 codebook sizes, but 4 columns of codes: code_0 to code_3; give"),
+    "no columns": ({f"code_{i}": None for i in range(3)}, r"column 'code_0': missing; the file has item_id$"),
     "text codes": ({"code_1": ["1", "x", "2"]}, r"column 'code_1': row 1: expected an integer of 64 bits, got 'x'"),
     "float codes": ({"code_1": [1.0, 2.0, 3.5]}, r"column 'code_1': row 0: expected integers, got Float64 \(1\.0"),
     "all null": ({"code_1": [None] * 3}, r"column 'code_1': row 0: a code is missing"),
@@ -197,8 +227,10 @@ BAD_TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "huge id": ({"item_id": pl.Series([1, 2, 2**63], dtype=pl.UInt64)}, r"column 'item_id': row 2: .*64 bits, got 922"),
     "empty id": ({"item_id": ["a", "", "b"]}, r"column 'item_id': row 1: expected an item id of 1 to 255 bytes"),
     "zero rows": ({"item_id": []}, r"no rows; an empty catalogue is not built from files"),
-    "null set": ({"fresh": [True, None, False]}, r"column 'fresh': row 1: expected true or false, got nothing"),
-    "number set": ({"fresh": [1, 0, 1]}, r"column 'fresh': expected booleans, got Int64"),
+    "null set": ({"fresh": [True, None, False]}, r"column 'fresh': row 1: the value is missing"),
+    "number set": ({"fresh": [1, 0, 2]}, r"column 'fresh': row 2: expected true or false, or 0 and 1, got 2"),
+    "word set": ({"fresh": ["true", "0", "x"]}, r"column 'fresh': row 2: expected true or false, or 0 and 1, got 'x'"),
+    "float set": ({"fresh": [1.0, 0.0, 1.0]}, r"column 'fresh': expected booleans, or 0 and 1, got Float64"),
 }
 
 

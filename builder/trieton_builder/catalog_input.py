@@ -14,10 +14,19 @@ import numpy as np
 import polars as pl
 from trieton.retriever_spec import TokenMap
 
-from trieton_builder.columns import CatalogError, Columns, read_codes, read_ids, read_sets, set_members
+from trieton_builder.columns import (
+    CatalogError,
+    Columns,
+    read_codes,
+    read_ids,
+    read_sets,
+    says_true_or_false,
+    set_members,
+)
 from trieton_builder.keys import KeyLayout
 
 BATCH_ROWS = 1 << 18
+_HEAD_ROWS = 1000
 T = TypeVar("T")
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "lines"}
 _SUFFIXES[".ndjson"] = "lines"
@@ -90,6 +99,15 @@ class CatalogSource:
         """How messages call a row: its file, and its number there."""
         first, file = next((f, p) for f, p in reversed(self._first_rows) if f <= row)
         return f"{file} row {row - first}"
+
+    def unused_booleans(self) -> list[str]:
+        """Columns of the first file that could be named sets and are not read, by its first rows."""
+        file = self.files[0]
+        if kind_of(file) == "json":
+            return []
+        used = self._needed(file)
+        head = _guarded(file, lambda: _scan(file, kind_of(file)).head(_HEAD_ROWS).collect())
+        return [column.name for column in head if column.name not in used and says_true_or_false(column)]
 
     def estimated_rows(self) -> int:
         """Rows of all files; a guess from their size where a format does not say."""

@@ -10,7 +10,7 @@ from trieton.retriever_spec import TokenMap
 
 from trieton_builder.keys import KeyLayout
 
-_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
+TRUE, FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 
 
 class CatalogError(ValueError):
@@ -25,7 +25,7 @@ class Columns:
         codes: one list column, or one column per level; empty: `codes` where it exists, else `code_0`, `code_1`, ...
         item_id: column of item ids; None: rows number the items.
         text_ids: whether item ids of CSV and of JSON of item -> codes, which have no types, are strings; else integers.
-        set_columns: boolean columns; each is a named set of its own name.
+        set_columns: columns of booleans, or of 0 and 1; each is a named set of its own name.
         set_names: a column with the names of an item's sets: a list, or text with separators.
         set_separator: between names in text.
         variable_length: semantic IDs may be shorter than the number of levels: shorter lists, nulls in the last levels.
@@ -41,10 +41,31 @@ class Columns:
     variable_length: bool = False
     code_pattern: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.code_pattern is None:
+            return
+        try:
+            groups = len(pl.Series([""]).str.extract_groups(self.code_pattern).struct.fields)
+        except pl.exceptions.PolarsError as error:
+            said = str(error).splitlines()
+            reason = next((line for line in said if line.startswith("error: ")), said[0]).removeprefix("error: ")
+            raise ValueError(f"code_pattern {self.code_pattern!r}: no regular expression: {reason}") from None
+        if groups != 1:
+            raise ValueError(
+                rf"code_pattern {self.code_pattern!r}: expected one group, around the number, as in '<\w_(\d+)>'; "
+                f"got {groups}"
+            )
+
     def code_columns(self, file: Path, schema: pl.Schema, num_levels: int) -> list[str]:
         """The columns with codes: one, or one per level."""
         levels = [f"code_{level}" for level in range(num_levels)]
         names = list(self.codes) or (["codes"] if "codes" in schema else levels)
+        there = next(level for level in range(len(schema) + 1) if f"code_{level}" not in schema)
+        if names == levels and there not in (0, num_levels):
+            raise CatalogError(
+                f"{file}: {num_levels} codebook sizes, but {there} columns of codes: code_0 to code_{there - 1}; "
+                "give one size per column, or name the columns to read"
+            )
         if len(names) not in (1, num_levels):
             raise CatalogError(
                 f"{file}: expected one list column or {num_levels} columns of codes, got {len(names)}: {names}"
@@ -63,10 +84,9 @@ class Columns:
             if name not in schema:
                 there = ", ".join(schema) or "no columns"
                 raise CatalogError(f"{file}: column {name!r}: missing; the file has {there}")
-        csv = file.suffix.lower() == ".csv"
         for name in self.set_columns:
-            if schema[name] != pl.Boolean and not csv:
-                raise CatalogError(f"{file}: column {name!r}: expected booleans, got {schema[name]}")
+            if not may_be_set(schema[name]):
+                raise CatalogError(f"{file}: column {name!r}: expected booleans, or 0 and 1, got {schema[name]}")
 
     def ids_are_text(self, file: Path, dtype: pl.DataType) -> bool:
         """Whether the item ids of a file with such a column are strings."""
@@ -106,14 +126,14 @@ def _from_levels(
         if numbers.null_count():
             present[:, level] = numbers.is_not_null().to_numpy()
             if not columns.variable_length or level == 0:
-                raise _fault(file, column.name, row + int(np.argmin(present[:, level])), "a code is missing")
+                raise fault(file, column.name, row + int(np.argmin(present[:, level])), "a code is missing")
             numbers = numbers.fill_null(0)
         codes[:, level] = numbers.to_numpy()
     if present.all():
         return codes, None
     gap = (present[:, 1:] & ~present[:, :-1]).any(axis=1)
     if gap.any():
-        raise _fault(file, series[0].name, row + int(np.argmax(gap)), "a code is missing before the last one")
+        raise fault(file, series[0].name, row + int(np.argmax(gap)), "a code is missing before the last one")
     return codes, present.sum(axis=1)
 
 
@@ -126,9 +146,9 @@ def _from_lists(
     if series.dtype == pl.String:
         series = _split_text(series, file, row, columns.code_pattern)
     if not isinstance(series.dtype, pl.List):
-        raise _fault(file, name, row, f"expected a list of {num_levels} codes, got {series.dtype} {series[0]!r}")
+        raise fault(file, name, row, f"expected a list of {num_levels} codes, got {series.dtype} {series[0]!r}")
     if series.null_count():
-        raise _fault(file, name, row + int(series.is_null().arg_max() or 0), "codes are missing")
+        raise fault(file, name, row + int(series.is_null().arg_max() or 0), "codes are missing")
     lengths = series.list.len().to_numpy().astype(np.int64)
     shortest = 1 if columns.variable_length else num_levels
     wrong = (lengths < shortest) | (lengths > num_levels)
@@ -136,13 +156,13 @@ def _from_lists(
         at = int(np.argmax(wrong))
         what = f"1 to {num_levels}" if columns.variable_length else str(num_levels)
         hint = "" if columns.variable_length or lengths[at] > num_levels else "; different lengths have to be declared"
-        raise _fault(file, name, row + at, f"expected {what} codes, got {lengths[at]}{hint}")
+        raise fault(file, name, row + at, f"expected {what} codes, got {lengths[at]}{hint}")
     owners = np.repeat(np.arange(len(series)), lengths)
     flat = series.explode(empty_as_null=False) if len(series) else pl.Series(name, [], pl.Int64)
     numbers = _integers(flat, file, row, columns.code_pattern, owners)
     if numbers.null_count():
         at = int(owners[int(numbers.is_null().arg_max() or 0)])
-        raise _fault(file, name, row + at, "a code is missing")
+        raise fault(file, name, row + at, "a code is missing")
     codes = np.zeros((len(series), num_levels), np.int64)
     codes[np.arange(num_levels) < lengths[:, None]] = numbers.to_numpy()
     return codes, (lengths if (lengths < num_levels).any() else None)
@@ -155,7 +175,7 @@ def _split_text(series: pl.Series, file: Path, row: int, pattern: str | None) ->
         rest = (left != "").fill_null(False)
         if rest.any():
             at = int(rest.arg_max() or 0)
-            raise _fault(file, series.name, row + at, f"expected codes like {pattern}, got {series[at]!r}")
+            raise fault(file, series.name, row + at, f"expected codes like {pattern}, got {series[at]!r}")
         return series.str.extract_all(pattern)
     return series.str.strip_chars(" []").str.replace_all(r"\s*,\s*|\s+", " ").str.split(" ")
 
@@ -173,13 +193,13 @@ def _integers(
     else:
         first = series.drop_nulls()
         got = f"{series.dtype}" + (f" ({first[0]!r}, ...)" if len(first) else "")
-        raise _fault(file, series.name, row, f"expected integers, got {got}; convert them where they are made")
+        raise fault(file, series.name, row, f"expected integers, got {got}; convert them where they are made")
     failed = numbers.is_null() & series.is_not_null()
     if failed.any():
         at = int(failed.arg_max() or 0)
         place = at if owners is None else int(owners[at])
         what = "an integer of 64 bits" if pattern is None else f"a code like {pattern}"
-        raise _fault(file, series.name, row + place, f"expected {what}, got {series[at]!r}")
+        raise fault(file, series.name, row + place, f"expected {what}, got {series[at]!r}")
     return numbers
 
 
@@ -202,7 +222,7 @@ def _from_tokens(
         if ended.any():
             if not variable_length:
                 at = int(np.argmax(ended.any(axis=1)))
-                raise _fault(file, names[0], row + at, "has the end token; different lengths have to be declared")
+                raise fault(file, names[0], row + at, "has the end token; different lengths have to be declared")
             inside &= ~np.logical_or.accumulate(ended, axis=1)
             lengths = inside.sum(axis=1)
     codes = np.zeros_like(tokens)
@@ -223,7 +243,7 @@ def _from_tokens(
             at = int(np.argmax(wrong))
             hint = "; are these level-local codes?" if column[at] < len(known) else ""
             name = names[level] if len(names) > 1 else names[0]
-            raise _fault(file, name, row + at, f"level {level}: expected {what}, got {column[at]}{hint}")
+            raise fault(file, name, row + at, f"level {level}: expected {what}, got {column[at]}{hint}")
     return codes, lengths
 
 
@@ -231,13 +251,13 @@ def read_ids(part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool)
     """Item ids Int64 or String, and the bytes of the longest text id."""
     series = part[name]
     if series.null_count():
-        raise _fault(file, name, row + int(series.is_null().arg_max() or 0), "the item id is missing")
+        raise fault(file, name, row + int(series.is_null().arg_max() or 0), "the item id is missing")
     if not text:
         numbers = series.cast(pl.Int64, strict=False)
         if numbers.null_count():
             at = int(numbers.is_null().arg_max() or 0)
             hint = "; strings have to be declared" if series.dtype == pl.String else ""
-            raise _fault(file, name, row + at, f"expected an integer item id of 64 bits, got {series[at]!r}{hint}")
+            raise fault(file, name, row + at, f"expected an integer item id of 64 bits, got {series[at]!r}{hint}")
         return numbers, 0
     series = series.cast(pl.String)
     sizes = series.str.len_bytes()
@@ -245,8 +265,38 @@ def read_ids(part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool)
     if wrong.any():
         at = int(wrong.arg_max() or 0)
         got = f"{series[at][:40]!r} ({sizes[at]} bytes)"
-        raise _fault(file, name, row + at, f"expected an item id of 1 to {MAX_ID_BYTES} bytes without NUL, got {got}")
+        raise fault(file, name, row + at, f"expected an item id of 1 to {MAX_ID_BYTES} bytes without NUL, got {got}")
     return series, int(sizes.max() or 0)
+
+
+def may_be_set(dtype: pl.DataType) -> bool:
+    """Whether a column of this type can be a named set, see `as_booleans`."""
+    return dtype == pl.Boolean or dtype == pl.String or dtype.is_integer()
+
+
+def as_booleans(series: pl.Series, file: Path, row: int = 0) -> pl.Series:
+    """A named set from a column of booleans, of 0 and 1, or of text that says one of these; `row` is that of its first.
+
+    Raises:
+        CatalogError: another value, or none.
+    """
+    if series.null_count():
+        raise fault(file, series.name, row + int(series.is_null().arg_max() or 0), "the value is missing")
+    if series.dtype == pl.Boolean:
+        return series
+    known = series.is_in([0, 1] if series.dtype.is_integer() else [*TRUE, *FALSE])
+    if not known.all():
+        at = int(known.arg_min() or 0)
+        raise fault(file, series.name, row + at, f"expected true or false, or 0 and 1, got {series[at]!r}")
+    return series == 1 if series.dtype.is_integer() else series.is_in(TRUE)
+
+
+def says_true_or_false(series: pl.Series) -> bool:
+    """Whether a column holds booleans, or nothing but those words; numbers may mean anything."""
+    if series.dtype == pl.String:
+        words = [word for word in (*TRUE, *FALSE) if not word.isdigit()]
+        return len(series) > series.null_count() and bool(series.drop_nulls().is_in(words).all())
+    return series.dtype == pl.Boolean
 
 
 def set_members(part: pl.DataFrame, file: Path, columns: Columns) -> set[str]:
@@ -261,16 +311,7 @@ def read_sets(
     """bool [n] per named set."""
     masks: dict[str, np.ndarray] = {}
     for name in columns.set_columns:
-        series = part[name]
-        if series.dtype == pl.String:
-            values = series.to_list()
-            odd = [i for i, value in enumerate(values) if value is not None and value not in (*_TRUE, *_FALSE)]
-            if odd:
-                raise _fault(file, name, row + odd[0], f"expected true or false, got {values[odd[0]]!r}")
-            series = pl.Series(name, [None if value is None else value in _TRUE for value in values], pl.Boolean)
-        if series.null_count():
-            raise _fault(file, name, row + int(series.is_null().arg_max() or 0), "expected true or false, got nothing")
-        masks[name] = series.to_numpy()
+        masks[name] = as_booleans(part[name], file, row).to_numpy()
     if columns.set_names is not None:
         lists = _name_lists(part, file, columns).fill_null([])
         owners = np.repeat(np.arange(len(part)), lists.list.len().to_numpy())
@@ -295,5 +336,6 @@ def _name_lists(part: pl.DataFrame, file: Path, columns: Columns) -> pl.Series:
     return series
 
 
-def _fault(file: Path, column: str, row: int, what: str) -> CatalogError:
+def fault(file: Path, column: str, row: int, what: str) -> CatalogError:
+    """What is wrong with one row of a column."""
     return CatalogError(f"{file}: column {column!r}: row {row}: {what}")

@@ -9,8 +9,9 @@ from trieton.catalog import Catalog
 from trieton.index import StaticIndex
 from trieton.named_sets import NamedSets, positions_type, stored_as_bits
 
+from trieton_builder.columns import FALSE, TRUE, as_booleans, fault, may_be_set
+
 SEPARATOR = "|"  # between set names in text
-_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def _integers(path: Path, ids: pl.Series) -> pl.Series:
     numbers = ids.cast(pl.Int64, strict=False)
     wrong = numbers.is_null() & ids.is_not_null()
     if wrong.any():
-        row = wrong.arg_max()
-        raise ValueError(f"{path}: column {ids.name!r}, row {row}: expected an integer id, got {ids[row]!r}")
+        row = int(wrong.arg_max() or 0)
+        raise fault(path, ids.name, row, f"expected an integer id, got {ids[row]!r}")
     return numbers
 
 
@@ -117,35 +118,22 @@ def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarra
 
 def _checked_column(path: Path, values: pl.Series) -> pl.Series:
     """The column as Boolean or List(String)."""
-    if values.dtype == pl.String:
-        if values.is_in([*_TRUE, *_FALSE]).any():  # booleans of a CSV file, where everything is text
-            wrong = values.is_not_null() & ~values.is_in([*_TRUE, *_FALSE])
-            if wrong.any():
-                row = wrong.arg_max()
-                raise ValueError(
-                    f"{path}: column {values.name!r}, row {row}: expected true or false, got {values[row]!r}"
-                )
-            _refuse_nulls(path, values)
-            return values.is_in(_TRUE)
+    if values.dtype == pl.List(pl.String):
+        return values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
+    if values.dtype == pl.String and not values.is_in([*TRUE, *FALSE]).any():
         empty = values.fill_null("").str.strip_chars() == ""
         names = values.fill_null("").str.split(SEPARATOR).list.eval(pl.element().str.strip_chars())
         return names.zip_with(~empty, pl.Series([[]], dtype=pl.List(pl.String)))
-    if values.dtype == pl.List(pl.String):
-        return values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
-    _refuse_nulls(path, values)
-    if values.dtype == pl.Boolean:
-        return values
-    if values.dtype.is_integer() and values.is_in([0, 1]).all():
-        return values == 1
-    raise ValueError(
-        f"{path}: column {values.name!r}: expected booleans, 0 and 1, or lists of set names, got {values.dtype}"
-        + (" with other values" if values.dtype.is_integer() else "")
-    )
+    if not may_be_set(values.dtype):
+        raise ValueError(
+            f"{path}: column {values.name!r}: expected booleans, 0 and 1, or lists of set names, got {values.dtype}"
+        )
+    return as_booleans(values, path)
 
 
 def _refuse_nulls(path: Path, values: pl.Series) -> None:
     if values.null_count():
-        raise ValueError(f"{path}: column {values.name!r}, row {values.is_null().arg_max()}: the value is missing")
+        raise fault(path, values.name, int(values.is_null().arg_max() or 0), "the value is missing")
 
 
 def _one(values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
@@ -162,7 +150,7 @@ def _named_in_lists(path: Path, values: pl.Series, row_of: np.ndarray) -> dict[s
     names = lists.filter(lists.list.len() > 0).explode()
     if names.null_count() or (names == "").any():
         row = int(row_of[members[(names.is_null() | (names == "")).fill_null(True).arg_max()]])
-        raise ValueError(f"{path}: column {values.name!r}, row {row}: a set name is missing or empty")
+        raise fault(path, values.name, row, "a set name is missing or empty")
     # Members ascend, and a stable sort by name leaves them so inside each name. Small numbers in place of names: for
     # 16 bits numpy's stable sort is a radix sort.
     numbers = names.cast(pl.Categorical).to_physical().to_numpy()

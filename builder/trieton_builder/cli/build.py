@@ -1,6 +1,7 @@
 """`trieton build`: a catalogue on disk -> an index file, or with a retriever a whole bundle."""
 
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.cli.common import clean_errors, err, goes_with, out, print_json
 
 if TYPE_CHECKING:
     from trieton.retriever_spec import RetrieverSpec, TokenMap
@@ -32,12 +33,14 @@ def build(
     codes: str | None = typer.Option(
         None, help="The list column, or a column per level: a,b,c; by itself codes, else code_0, .."
     ),
-    item_id: str = typer.Option("item_id", help="The column of item ids."),
+    item_id: str | None = typer.Option(None, help="The column of item ids; item_id by default."),
     row_ids: bool = typer.Option(False, help="There are no item ids: number the items by their rows."),
     text_ids: bool = typer.Option(False, help="Item ids of CSV and JSON are strings."),
-    sets: list[str] = typer.Option([], "--set", help="A boolean column to keep as a named set; may be repeated."),
+    sets: list[str] = typer.Option(
+        [], "--set", help="A column to keep as a named set, booleans or 0 and 1; repeatable."
+    ),
     set_names: str | None = typer.Option(None, help="A column with the names of an item's sets, a list or text."),
-    set_separator: str = typer.Option("|", help="Between the names of --set-names in text."),
+    set_separator: str | None = typer.Option(None, help="Between the names of --set-names in text; | by default."),
     variable_length: bool = typer.Option(False, help="Semantic IDs may be shorter than the number of levels."),
     code_pattern: str | None = typer.Option(None, help=r"Codes are text such as <a_12>: a pattern like '<\w_(\d+)>'."),
     token_offsets: str | None = typer.Option(None, help="Codes are model tokens: first token of each level, a,b,c."),
@@ -46,13 +49,18 @@ def build(
     engine: str = typer.Option("auto", help="What sorts: polars, duckdb, spark, or auto by size."),
     memory: str = typer.Option("4GB", help="Memory that the build may use."),
     work_dir: Path | None = typer.Option(None, help="Where sorted runs go; for a cluster, storage all machines share."),
-    spark_conf: list[str] = typer.Option([], help="A Spark setting, key=value; may be repeated."),
+    spark_conf: list[str] = typer.Option([], help="With --engine spark: a setting, key=value; may be repeated."),
     drop_repeats: bool = typer.Option(False, help="Drop rows that repeat an item with the same semantic ID."),
-    expression: list[str] = typer.Option([], help="A constraint to compile when the bundle loads; may be repeated."),
-    base_constraint: str | None = typer.Option(None, help="A constraint that every request to the bundle is held to."),
+    expression: list[str] = typer.Option(
+        [], help="With --retriever: a constraint to compile when the bundle loads; may be repeated."
+    ),
+    base_constraint: str | None = typer.Option(
+        None, help="With --retriever: a constraint that every request to the bundle is held to."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Sort, check and index a catalogue; with --retriever write the bundle of a version."""
+    from trieton.expressions import parse
     from trieton.index import StaticIndex
     from trieton.retriever_spec import RetrieverSpec
 
@@ -62,17 +70,25 @@ def build(
     from trieton_builder.keys import KeyLayout
 
     started = time.perf_counter()
+    goes_with("--expression", expression, "--retriever", retriever)
+    goes_with("--base-constraint", base_constraint, "--retriever", retriever)
+    for text in [*expression, *([base_constraint] if base_constraint else [])]:
+        parse(text)  # a slip is known before minutes of sorting
+    goes_with("--set-separator", set_separator, "--set-names", set_names)
+    goes_with("--spark-conf", spark_conf, "--engine spark", engine == "spark")
+    goes_with("--item-id", item_id, "ids, not --row-ids", not row_ids)
+    goes_with("--text-ids", text_ids, "ids, not --row-ids", not row_ids)
     spec = RetrieverSpec.load(retriever) if retriever else None
     if retriever and output.exists():
         raise FileExistsError(f"{output}: exists already; a bundle is never changed, choose another directory")
     sizes = _codebook_sizes(codebook_sizes, spec)
     columns = Columns(
         codes=tuple(codes.split(",")) if codes else (),
-        item_id=None if row_ids else item_id,
+        item_id=None if row_ids else item_id or "item_id",
         text_ids=text_ids,
-        set_columns=tuple(sets),
+        set_columns=tuple(dict.fromkeys(sets)),
         set_names=set_names,
-        set_separator=set_separator,
+        set_separator=set_separator or "|",
         variable_length=variable_length,
         code_pattern=code_pattern,
     )
@@ -112,6 +128,9 @@ def build(
                 progress("bundle", 1, 1)
     report |= {"items": built.num_items, "dropped_rows": built.dropped, "engine": built.engine}
     report["seconds"] = round(time.perf_counter() - started, 2)
+    if unused := source.unused_booleans():
+        asked = " ".join(f"--set {shlex.quote(name)}" for name in unused)
+        err.print(f"boolean columns not made into named sets: {', '.join(unused)}; to have them: {asked}", markup=False)
     if as_json:
         print_json(report)
         return
@@ -162,9 +181,8 @@ def _token_map(
         if spec is None or offsets:
             raise ValueError("--retriever-tokens: needs --retriever, and goes without --token-offsets")
         return spec.token_map
+    goes_with("--end-token", end_token is not None, "--token-offsets", offsets)
     if offsets is None:
-        if end_token is not None:
-            raise ValueError("--end-token: goes with --token-offsets")
         return None
     starts = parse_numbers(offsets, "--token-offsets")
     if len(starts) != len(sizes):

@@ -43,6 +43,12 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
+def goes_with(option: str, given: object, other: str, present: object) -> None:
+    """Refuse an option that would be ignored. Raises ValueError."""
+    if given and not present:
+        raise ValueError(f"{option}: goes with {other}")
+
+
 def describe(error: Exception) -> str:
     """The text of an error without its Python clothes: `[Errno 2] ...: 'x'` becomes `x: ...`."""
     if isinstance(error, OSError) and error.strerror:
