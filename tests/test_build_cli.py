@@ -210,6 +210,32 @@ def test_semantic_ids_are_made_and_built(tmp_path: Path) -> None:
     assert b["item_id"].to_list() == ids
     ok(*again, "--keep-collisions")
     assert pl.read_parquet(tmp_path / "b.parquet").columns == ["item_id", "code_0", "code_1"]
+    for suffix in ("csv", "jsonl"):  # what was written is what the suffix says, and the build reads it
+        again[3] = tmp_path / f"b.{suffix}"
+        shown = ok(*again)
+        hint = re.search(r"for trieton build with (.*)", shown)
+        assert hint
+        ok("build", again[3], "-o", tmp_path / "b.st", *hint[1].split())
+        index = StaticIndex.load(tmp_path / "b.st")
+        order = np.argsort(index.catalog.positions(ids))
+        assert (index.num_leaves, index.catalog.is_text) == (300, True)
+        assert index.leaf_codes(np.arange(300)).tolist() == a.drop("item_id").to_numpy()[order].tolist()
+
+
+def test_without_a_collision_the_last_level_stays_and_is_explained(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.eye(6, dtype=np.float32) * np.arange(1, 7, dtype=np.float32))
+    arguments = ["semantic-ids", tmp_path / "v.npy", "-o", tmp_path / "a.csv", "--codebook-sizes", "6"]
+    text = ok(*arguments)
+    assert "no items collide; the last level has one code, and room for collisions to come" in text
+    assert text.endswith("for trieton build with --codebook-sizes 6,1\n")
+    assert ok(*arguments, "--keep-collisions").endswith("for trieton build with --codebook-sizes 6\n")
+    result = run(*arguments, "--seed", 10**20)
+    assert (result.exit_code, result.stderr.startswith("trieton: seed: expected 0 to")) == (1, True)
+    result = run(*arguments, "--vector-column", "v")
+    assert result.stderr == "trieton: --vector-column: goes with Parquet\n"
+    arguments[3] = tmp_path / "a.txt"
+    assert "expected a name that ends in .parquet, .csv, .jsonl" in run(*arguments).stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.csv", "v.npy"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,13 @@ def test_a_failing_engine_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     with pytest.raises(OSError, match="sorting with DuckDB failed: "):
         engine.sort_rows(tmp_path / "rows", tmp_path / "out", ["key0"], ["key0"], None)
+
+
+def test_an_interrupt_ends_a_sort_and_nothing_else_is_heard_of_it(tmp_path: Path) -> None:
+    engine = DuckDbEngine(512 << 20, tmp_path)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine._copy("SELECT sum(range) AS total FROM range(1000000000000000)", tmp_path / "out", "sort")
 
 
 SLOW_BUILD = """

@@ -54,6 +54,12 @@ def test_items_without_a_collision_get_a_last_level_of_one_code():
     assert ids.collisions == 0
 
 
+@pytest.mark.parametrize("seed", [-1, 2**31 - 1, 10**30])
+def test_a_seed_that_faiss_cannot_take_is_refused(seed):
+    with pytest.raises(ValueError, match=rf"seed: expected 0 to \d+, got {seed}"):
+        semantic_ids(clusters(20), (4, 4), seed=seed)
+
+
 @pytest.mark.parametrize(
     ("vectors", "sizes", "text"),
     [

@@ -20,6 +20,7 @@ from trieton_builder.sorted_files import SortedFiles, SortEngine
 from trieton_builder.sorted_rows import MemoryRows, SortedRows
 from trieton_builder.survey import Progress, Survey
 from trieton_builder.trie import write_index
+from trieton_builder.whole_file import named
 
 ENGINES = ("auto", "polars", "duckdb", "spark")
 _ROWS_PER_FILE = 1 << 22
@@ -80,8 +81,8 @@ def build_file(
         raise ValueError(f"memory: expected at least {_MIN_MEMORY >> 20} MB, got {memory >> 20} MB")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} to")
-    if out.is_dir():
-        raise IsADirectoryError(f"{out}: is a folder; expected the name of a file")
+    if out.exists() and not out.is_file():
+        raise IsADirectoryError(f"{out}: is a folder or a device; expected the name of a file")
     if engine == "auto":
         engine = "polars" if _fits(source, memory) else "duckdb"
     with ExitStack() as folders:
@@ -97,15 +98,16 @@ def build_file(
         def open_file(survey: Survey) -> TensorFileWriter:
             return TensorFileWriter(beside / "index", survey.tensor_specs(), file_metadata(survey.spec()), kind=KIND)
 
-        digest, dropped = write_index(
-            rows,
-            open_file,
-            TensorFileWriter.finish,
-            drop_repeats=drop_repeats,
-            progress=progress,
-            describe=source.describe,
-        )
-        os.replace(beside / "index", out)
+        with named(out):
+            digest, dropped = write_index(
+                rows,
+                open_file,
+                TensorFileWriter.finish,
+                drop_repeats=drop_repeats,
+                progress=progress,
+                describe=source.describe,
+            )
+            os.replace(beside / "index", out)
     name = engine if isinstance(engine, str) else type(engine).__name__
     return BuildReport(out, digest, name, rows.num_rows, dropped)
 
@@ -154,7 +156,8 @@ def _on_disk(source: CatalogSource, folder: Path, engine: SortEngine, progress: 
 
     def write() -> None:
         number = sum(1 for _ in rows.iterdir())
-        pl.concat(waiting).write_parquet(rows / f"{number:06}.parquet", compression="lz4", statistics=False)
+        with named(folder.parent):
+            pl.concat(waiting).write_parquet(rows / f"{number:06}.parquet", compression="lz4", statistics=False)
         waiting.clear()
 
     for batch in _read(source, progress):

@@ -1,9 +1,7 @@
 """Writing a bundle: index + item table + named sets + exported retriever in one immutable directory."""
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,8 @@ from trieton.bundle import (
 from trieton.constraints import compile_constraint
 from trieton.index import StaticIndex
 from trieton.retriever import RetrieverSpec
+
+from trieton_builder.whole_directory import whole_directory
 
 MODEL_PY = '''"""Entry point of this version for the Python backend; everything it does is in the trieton package."""
 
@@ -86,9 +86,7 @@ def assemble(
     """
     if out_dir.exists():
         raise FileExistsError(f"{out_dir}: exists already; a bundle is never changed, choose another directory")
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
-    try:
+    with whole_directory(out_dir) as partial:
         fill(partial)
         (partial / "model.py").write_text(MODEL_PY)
         # A file where Python would make a folder for bytecode: the stub ignores PYTHONDONTWRITEBYTECODE, and a
@@ -113,9 +111,4 @@ def assemble(
         manifest["bundle_id"] = compute_bundle_id(manifest)
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         Bundle.open(partial, verify=False)
-        partial.chmod(0o755)  # mkdtemp makes it private; the server may run as another user
-        os.replace(partial, out_dir)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return manifest["bundle_id"]

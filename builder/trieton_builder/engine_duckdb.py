@@ -1,5 +1,6 @@
 """Sorting out of core with DuckDB: memory is bounded, the rest goes to disk."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -53,26 +54,33 @@ def _run(
 ) -> None:
     """Run a statement in a thread, so that progress can be shown and an interrupt reaches it."""
     failure: list[Exception] = []
+    # Not Thread.join: interrupted, it takes a thread that works on for ended (before Python 3.13).
+    ended = threading.Event()
 
     def work() -> None:
         try:
             connection.execute(statement)
         except duckdb.Error as error:
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    threading.Thread(target=work, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)
+        while not ended.wait(0.2):
             if progress:
                 progress(stage, max(0, int(connection.query_progress())), 100)
     except BaseException:
-        connection.interrupt()
-        thread.join()
+        while not ended.is_set():  # a connection at work cannot be closed, however impatient the second Ctrl-C
+            with contextlib.suppress(KeyboardInterrupt):
+                connection.interrupt()
+                ended.wait(0.1)
         raise
     if failure:
-        raise OSError(f"sorting with DuckDB failed: {str(failure[0]).splitlines()[0]}")
+        said = str(failure[0]).splitlines()[0]
+        if "failed to offload" in said:
+            said += " (no room on the disk for what memory does not hold; --work-dir names another)"
+        raise OSError(f"sorting with DuckDB failed: {said}")
     if progress:
         progress(stage, 100, 100)
 

@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 
 ITERATIONS = 40
+MAX_SEED = 2**31 - 64  # faiss takes 31 bits, and each level the next number
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,12 @@ def semantic_ids(
     Args:
         codebook_sizes: codes of each quantised level.
         separate_collisions: append a level that numbers the items of one semantic ID, in the order of rows; its size is
-            that of the largest group. Without it several items share a semantic ID.
+            that of the largest group, 1 where no items collide, so that the number of levels, which a retriever is
+            trained for, does not depend on the items. Without it several items share a semantic ID.
 
     Raises:
-        ValueError: vectors that are not finite float [N, D], or fewer of them than the codes of a level.
+        ValueError: vectors that are not finite float [N, D], fewer of them than the codes of a level, or a seed that
+            is no positive number of 31 bits.
     """
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or vectors.dtype.kind != "f":
@@ -71,6 +74,8 @@ def semantic_ids(
     sizes = tuple(int(size) for size in codebook_sizes)
     if not sizes or min(sizes) < 1 or max(sizes) > len(vectors):
         raise ValueError(f"codebook_sizes: expected one per level, 1 to {len(vectors)} (the items), got {sizes}")
+    if not 0 <= seed < MAX_SEED:
+        raise ValueError(f"seed: expected 0 to {MAX_SEED - 1}, got {seed}")
 
     residual = np.ascontiguousarray(vectors - vectors.mean(axis=0), np.float32)
     variance = float((residual**2).sum()) or 1.0  # equal vectors leave nothing to quantise

@@ -10,6 +10,7 @@ import polars as pl
 
 from trieton_builder.keys import KeyLayout
 from trieton_builder.sorted_rows import SortedChunk
+from trieton_builder.whole_file import named
 
 
 class SortEngine(Protocol):
@@ -54,13 +55,14 @@ class SortedFiles:
         sets = [f"set{i}" for i in range(len(self.set_names))]
         columns = [*keys, "row", *(["id"] if self.has_ids else []), *sets]
         listed = None
-        if without is not None:
-            self._dropped += 1
-            listed = self.folder / f"without-{self._dropped}.parquet"
-            pl.DataFrame({"row": without}).write_parquet(listed)
         self._rows = rows
-        out = self.folder / f"sorted-{self._dropped}"
-        self.engine.sort_rows(rows, out, columns, [*keys, "row"], listed)
+        with named(self.folder.parent):
+            if without is not None:
+                self._dropped += 1
+                listed = self.folder / f"without-{self._dropped}.parquet"
+                pl.DataFrame({"row": without}).write_parquet(listed)
+            out = self.folder / f"sorted-{self._dropped}"
+            self.engine.sort_rows(rows, out, columns, [*keys, "row"], listed)
         self._parts: list[tuple[Path, int]] = []  # each with the place of its first row
         first = 0
         for part in sorted(out.rglob("*.parquet")):
@@ -79,7 +81,8 @@ class SortedFiles:
     def by_id(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._by_id is None:
             self._by_id = self.folder / f"by-id-{self._dropped}"
-            self.engine.sort_ids(self._parts, self._by_id)
+            with named(self.folder.parent):
+                self.engine.sort_ids(self._parts, self._by_id)
         for frame in self._frames(sorted(self._by_id.rglob("*.parquet")), size):
             yield self._ids(frame), frame["place"].to_numpy()
 

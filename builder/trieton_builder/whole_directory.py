@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trieton_builder.whole_file import named
+
 
 @contextmanager
 def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str = "") -> Iterator[Path]:
@@ -27,8 +29,9 @@ def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str =
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
     try:
-        yield partial
-        partial.chmod(0o755)  # mkdtemp makes it private
+        with named(out_dir):
+            yield partial
+        partial.chmod(0o755)  # mkdtemp makes it private; the server may run as another user
         if out_dir.exists():
             shutil.rmtree(out_dir)
         os.replace(partial, out_dir)

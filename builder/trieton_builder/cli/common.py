@@ -2,12 +2,15 @@
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+
+from trieton_builder.whole_file import named
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,13 +30,21 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
     """Turn the errors a user can do something about into one `trieton: <text>` and exit code 1.
 
     These are ValueError and OSError with their subclasses, which include all of the project's own errors, and Ctrl-C
-    (exit code 130). Anything else is a bug and keeps its traceback. Goes below `@app.command()`.
+    (exit code 130). Anything else is a bug and keeps its traceback. A reader of the output that has gone is no error
+    to talk about. Goes below `@app.command()`.
     """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return function(*args, **kwargs)
+            with named("standard output"):  # whatever else is written has its own name
+                result = function(*args, **kwargs)
+                sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            # The reader (`head`, a pager) has enough. Python would complain once more when it flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
         except (ValueError, OSError) as error:
             fail(describe(error))
         except KeyboardInterrupt:

@@ -33,6 +33,7 @@ def explain(
 
     from trieton_builder.explain import explain as trace
     from trieton_builder.explain import render_html
+    from trieton_builder.whole_file import whole_file
 
     with err.status("opening the bundle ..."):
         searcher = Searcher(Bundle.open(bundle))
@@ -49,7 +50,9 @@ def explain(
     explanation = trace(searcher, query)
     _print(explanation)
     if html is not None:
-        html.write_text(render_html(explanation, asked))
+        page = render_html(explanation, asked)
+        with whole_file(html) as partial:
+            partial.write_text(page, encoding="utf-8")
         out.print(f"\nwritten: {html}")
 
 

@@ -28,8 +28,11 @@ def inspect_command(
         stats = inspect_index(open_index(path))
     if html is not None:
         from trieton_builder.inspection_page import render_page
+        from trieton_builder.whole_file import whole_file
 
-        html.write_text(render_page(stats, str(path)), encoding="utf-8")
+        page = render_page(stats, str(path))
+        with whole_file(html) as partial:
+            partial.write_text(page, encoding="utf-8")
         err.print(f"wrote {html}")
     if as_json:
         print_json(stats.to_json())

@@ -6,20 +6,29 @@ import typer
 from rich.table import Table
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.cli.common import clean_errors, err, goes_with, out, print_json
+
+# How Polars calls the writing of what `trieton build` reads.
+SUFFIXES = {".parquet": "write_parquet", ".csv": "write_csv", ".jsonl": "write_ndjson"}
 
 
 @app.command("semantic-ids")
 @clean_errors
 def semantic_ids_command(
     vectors: Path = typer.Argument(help="Item vectors: .npy [N, D], or Parquet with a list column."),
-    output: Path = typer.Option(..., "--out", "-o", help="The Parquet file to write: item_id, code_0, code_1, ..."),
+    output: Path = typer.Option(
+        ..., "--out", "-o", help="The table to write, .parquet, .csv or .jsonl: item_id, code_0, code_1, ..."
+    ),
     codebook_sizes: str = typer.Option("256,256,256", help="Codes of each level."),
     separate: bool = typer.Option(
-        True, "--separate-collisions/--keep-collisions", help="Number the items of one semantic ID in a last level."
+        True,
+        "--separate-collisions/--keep-collisions",
+        help="Number the items of one semantic ID in a last level; it has one code where none collide.",
     ),
-    vector_column: str = typer.Option("vector", help="The column of vectors in Parquet."),
-    item_id: str = typer.Option("item_id", help="The column of item ids in Parquet; .npy rows are numbered."),
+    vector_column: str | None = typer.Option(None, help="The column of vectors in Parquet; vector by default."),
+    item_id: str | None = typer.Option(
+        None, help="The column of item ids in Parquet; item_id by default. Rows of .npy are numbered."
+    ),
     seed: int = typer.Option(0, help="Of the k-means."),
     as_json: bool = typer.Option(False, "--json", help="Print the quality as JSON."),
 ) -> None:
@@ -29,22 +38,21 @@ def semantic_ids_command(
     from trieton_builder.cli.build import parse_numbers
     from trieton_builder.semantic_ids import semantic_ids
     from trieton_builder.vectors_input import read_vectors
+    from trieton_builder.whole_file import whole_file
 
-    ids, values = read_vectors(vectors, vector_column, item_id)
+    sizes = parse_numbers(codebook_sizes, "--codebook-sizes")
+    if output.suffix not in SUFFIXES:
+        raise ValueError(f"{output}: expected a name that ends in {', '.join(SUFFIXES)}")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} to")
+    goes_with("--vector-column", vector_column, "Parquet", vectors.suffix != ".npy")
+    goes_with("--item-id", item_id, "Parquet", vectors.suffix != ".npy")
+    ids, values = read_vectors(vectors, vector_column or "vector", item_id or "item_id")
     with err.status(f"clustering {len(values):,} vectors of {values.shape[1]} numbers ..."):
-        made = semantic_ids(
-            values, parse_numbers(codebook_sizes, "--codebook-sizes"), separate_collisions=separate, seed=seed
-        )
-    columns = {f"code_{level}": made.codes[:, level] for level in range(made.codes.shape[1])}
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        pl.DataFrame([ids, *(pl.Series(name, codes) for name, codes in columns.items())]).write_parquet(partial)
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
-    sizes = ",".join(map(str, made.codebook_sizes))
+        made = semantic_ids(values, sizes, separate_collisions=separate, seed=seed)
+    frame = pl.DataFrame([ids, *(pl.Series(f"code_{level}", codes) for level, codes in enumerate(made.codes.T))])
+    with whole_file(output) as partial:
+        getattr(frame, SUFFIXES[output.suffix])(partial)
     if as_json:
         print_json(
             {
@@ -65,6 +73,15 @@ def semantic_ids_command(
         size = made.codebook_sizes[level]
         table.add_row(str(level), f"{quality.codes_used} of {size}", f"{quality.entropy:.2f}", f"{quality.error:.1%}")
     out.print(table)
-    kept = "separated by a last level" if separate else "kept"
-    out.print(f"{made.collisions:,} items collide, up to {made.largest_collision:,} on one ID; {kept}", soft_wrap=True)
-    out.print(f"{output}: for trieton build with --codebook-sizes {sizes}", soft_wrap=True)
+    if made.collisions:
+        kept = "separated by a last level" if separate else "kept"
+        said = f"{made.collisions:,} items collide, up to {made.largest_collision:,} on one ID; {kept}"
+    else:
+        said = "no items collide"
+        if separate:  # the levels are the retriever's, which outlives this catalogue
+            said += "; the last level has one code, and room for collisions to come; without: --keep-collisions"
+    out.print(said, soft_wrap=True)
+    options = f"--codebook-sizes {','.join(map(str, made.codebook_sizes))}"
+    if output.suffix == ".csv" and ids.dtype == pl.String:
+        options += " --text-ids"
+    out.print(f"{output}: for trieton build with {options}", soft_wrap=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trieton_builder.rollout.errors import RolloutError
+from trieton_builder.whole_file import named
 
 
 class Ledger:
@@ -51,8 +52,9 @@ class Ledger:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)  # a line cut short by a crash
-            os.write(descriptor, json.dumps(entry, allow_nan=False).encode() + b"\n")
-            os.fsync(descriptor)
+            with named(self.path):
+                os.write(descriptor, json.dumps(entry, allow_nan=False).encode() + b"\n")
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

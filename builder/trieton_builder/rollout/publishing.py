@@ -22,6 +22,7 @@ from trieton_builder.rollout.repository import Repository, write_atomically
 from trieton_builder.rollout.source import Source
 from trieton_builder.rollout.steps import Listener, Steps
 from trieton_builder.rollout.targets import Endpoint, Target, activate, go_back, locked, open_targets
+from trieton_builder.whole_file import named
 
 SPARE = 64 << 20  # bytes that must stay free on the disk
 RESIDENT = 256 << 20  # bytes of a version's process beyond its files (210 MiB seen on a CPU)
@@ -202,7 +203,8 @@ class _Publish:
                 # A staged bundle lies in a small repository of its own, which is what the throw-away server reads.
                 staged = repository.staging / str(number) / repository.model / str(number)
                 self.staged[id(target)] = staged
-                self.source.copy_to(staged)
+                with named(repository.state, hide=True):
+                    self.source.copy_to(staged)
         with self.steps.step("verify", "verify every checksum of the staged copy"):
             bundles = [self._open(staged) for staged in self.staged.values()]
             for target in self.targets:

@@ -26,6 +26,7 @@ from typing import Any
 
 from trieton_builder.config import MODEL_NAME
 from trieton_builder.rollout.errors import LockedError, RolloutError
+from trieton_builder.whole_file import whole_file
 
 MANIFEST = "manifest.json"
 
@@ -189,16 +190,13 @@ def read_bundle_id(folder: Path) -> str:
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace a small file in one durable step."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with (
+        whole_file(path) as partial,
+        os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file,
+    ):
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 
