@@ -116,8 +116,9 @@ def test_a_family_computes_what_its_hugging_face_class_computes(name):
     check_against_hugging_face(model, Retriever(spec, TorchEngine(graphs.prefill, graphs.decode)))
 
 
-def test_programs_of_torch_export_compute_what_the_model_computes(tmp_path):
-    model = build("gpt2")
+@pytest.mark.parametrize("name", ["t5", "gpt2", "qwen3"])
+def test_programs_of_torch_export_compute_what_the_model_computes(name, tmp_path):
+    model = build(name)
     export = export_retriever(model, tmp_path / "retriever", PROMPT, engine="torch")
     assert export.spec.engine == "torch"
     assert export.largest_difference is not None

@@ -29,7 +29,8 @@ def run(arguments: list[str], interpret: bool) -> subprocess.CompletedProcess[st
 
 
 def test_the_interpreted_kernel_passes_the_tests_of_the_gpu():
-    done = run(["-m", "pytest", "-q", "-x", str(Path(__file__).parent / "gpu" / "test_gpu_step.py")], interpret=True)
+    files = [str(Path(__file__).parent / "gpu" / name) for name in ("test_gpu_step.py", "test_gpu_captured.py")]
+    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *files], interpret=True)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trieton.index import StaticIndex
-from trieton.kernels import Search
+from trieton.kernels import Beams, Search
 from trieton.plane import Plane
 
 NextLogits = Callable[[int, Any, Any], Any]
@@ -80,15 +80,15 @@ def beam_search(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
-    widths = _checked_widths(beam_width, batch_size)
-    planes = _checked_planes(constraints, batch_size, index)
+    widths = checked_widths(beam_width, batch_size)
+    planes = checked_planes(constraints, batch_size, index)
     if num_results is not None and num_results < 1:
         raise ValueError(f"num_results: expected at least 1, got {num_results}")
     if exact and not hasattr(next_logits, "restart"):
         raise ValueError("exact=True searches more than once: expected next_logits with a method restart(requests)")
     wanted = widths.copy() if num_results is None else np.minimum(widths, np.int32(num_results))
     open_search = _kernel(kernel, index)
-    result = _finish(_search(next_logits, index, open_search, widths, planes), wanted)
+    result = finish(_search(next_logits, index, open_search, widths, planes).result(), wanted)
     while exact:
         open_requests = ~result.certified & (widths < max_beam_width) & [error is None for error in result.errors]
         again = np.flatnonzero(open_requests)
@@ -97,7 +97,7 @@ def beam_search(
         widths[again] = np.minimum(widths[again].astype(np.int64) * GROWTH, max_beam_width)
         restarted = next_logits.restart(again)  # type: ignore[attr-defined]
         search = _search(restarted, index, open_search, widths[again], [planes[b] for b in again])
-        _replace(result, again, _finish(search, wanted[again]))
+        _replace(result, again, finish(search.result(), wanted[again]))
     return result
 
 
@@ -125,7 +125,8 @@ def _kernel(name: str, index: StaticIndex) -> type[Search]:
     return found
 
 
-def _checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:
+def checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:
+    """Beam widths int32 [B]. Raises ValueError."""
     given = np.asarray(beam_width)
     if given.dtype.kind not in "iu" or given.shape not in ((), (batch_size,)):
         raise ValueError(f"beam_width: expected an integer or {batch_size} of them, got {beam_width!r}")
@@ -136,9 +137,10 @@ def _checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: in
     return widths
 
 
-def _checked_planes(
+def checked_planes(
     constraints: Sequence[Plane | None] | None, batch_size: int, index: StaticIndex
 ) -> list[Plane | None]:
+    """B planes or None, each of this index. Raises ValueError."""
     planes: list[Plane | None] = [None] * batch_size if constraints is None else list(constraints)
     if len(planes) != batch_size:
         raise ValueError(f"constraints: expected {batch_size}, one per request, got {len(planes)}")
@@ -164,9 +166,9 @@ def _checked(answer: Any, index: StaticIndex, level: int, batch_size: int, beams
     return logits, log_z
 
 
-def _finish(search: Search, wanted: np.ndarray) -> BeamResult:
-    """The best `wanted` of each beam, and what is proven about them."""
-    beams, most = search.result(), int(wanted.max())
+def finish(beams: Beams, wanted: np.ndarray) -> BeamResult:
+    """The best `wanted` (int32 [B]) of each request's beams, and what is proven about them."""
+    most = int(wanted.max())
     scores, codes, leaves = beams.scores[:, :most], beams.codes[:, :most], beams.leaves[:, :most]
     if int(wanted.min()) < most:
         beyond = np.arange(most) >= wanted[:, None]

@@ -1,19 +1,21 @@
-"""All that a GPU has to show, in one command of a few minutes: tests/gpu, the search in a CUDA graph, and the table.
+"""All that a GPU has to show, in one command of a few minutes: tests/gpu, the table of steps, and whole searches.
 
     python tests/benchmarks/gpu_check.py [--max-items 1e7] [--reference CHECKOUT]
 
 Installs nothing and reaches no network: it runs where torch, OpenAI Triton, NumPy, numba, safetensors, onnxruntime and
-pytest are, from a checkout. Leaves its results in $OUT, or in .bench/.
+pytest are, from a checkout; whole searches need the exporter too (transformers, onnx-ir). Leaves its results in $OUT,
+or in .bench/.
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS_SECONDS, TABLE_SECONDS = 170, 120
+TESTS_SECONDS, TABLE_SECONDS, SEARCH_SECONDS = 170, 120, 90
 
 
 def main() -> int:
@@ -42,8 +44,14 @@ def main() -> int:
     ]  # fmt: skip
     if args.reference:
         table += ["--reference", args.reference]
+    commands = [(tests, TESTS_SECONDS), (table, TABLE_SECONDS)]
+    if all(importlib.util.find_spec(name) for name in ("transformers", "onnx_ir", "rich")):
+        search = [sys.executable, "tests/benchmarks/gpu_search.py", "--json", str(out / "gpu-search.json")]
+        commands.append((search, SEARCH_SECONDS))
+    else:
+        print("gpu-check: whole searches are left out, the exporter needs transformers, onnx-ir and rich")
     failed = 0
-    for command, seconds in ((tests, TESTS_SECONDS), (table, TABLE_SECONDS)):
+    for command, seconds in commands:
         try:
             failed |= subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False).returncode
         except subprocess.TimeoutExpired:

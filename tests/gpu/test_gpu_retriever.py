@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the tiny model comes from transformers")
+pytest.importorskip("onnx_ir", reason="the exporter needs it")
 
 from tiny_retriever import FIRST_TOKEN, VOCAB_SIZE, tiny_t5
 from trieton.engine_torch import TorchEngine

@@ -5,31 +5,43 @@ import torch
 from torch import Tensor, nn
 from trieton.retriever import Retriever
 
-BEAMS = (
-    1,
-    4,
-    7,
-    3,
-)  # beam widths of the levels in turn, so that a level may have more or fewer beams than the one before
+# Beam widths of the levels in turn, so that a level may have more or fewer beams than the one before.
+BEAMS = (1, 4, 7, 3)
+NARROW = (1,)
 
 
 def largest_difference(model: nn.Module, retriever: Retriever, *, seed: int = 0) -> float:
     """The largest difference of any log-probability between `retriever` and `model` (float32, in evaluation mode).
 
     Five random prompts, from one token to the maximum length, run as one batch through every level; each beam's row is
-    compared with the model run on that beam's own tokens, without any cache.
+    compared with the model run on that beam's own tokens, without any cache. Then one prompt of one token with one
+    beam, because exporters like to take a 1 for a fixed size.
     """
     rng = np.random.default_rng(seed)
     spec = retriever.spec
     lengths = sorted({1, 2, max(1, spec.max_length // 3), max(1, spec.max_length - 1), spec.max_length})
     prompts = [rng.integers(0, spec.vocab_size, n) for n in lengths]
+    return max(
+        _difference_of_a_batch(model, retriever, prompts, BEAMS, rng),
+        _difference_of_a_batch(model, retriever, prompts[:1], NARROW, rng),
+    )
+
+
+def _difference_of_a_batch(
+    model: nn.Module,
+    retriever: Retriever,
+    prompts: list[np.ndarray],
+    beams: tuple[int, ...],
+    rng: np.random.Generator,
+) -> float:
+    spec = retriever.spec
     session = retriever.start(prompts)
     suffixes = np.zeros((len(prompts), 1, 0), np.int64)  # tokens of each beam so far
     codes = parents = None
     worst = 0.0
     for level in range(spec.num_levels):
         if level:
-            width = BEAMS[level % len(BEAMS)]
+            width = beams[level % len(beams)]
             parents = rng.integers(0, suffixes.shape[1], (len(prompts), width))
             codes = rng.integers(0, spec.token_map.sizes[level - 1], (len(prompts), width))
             tokens = spec.token_map.tokens(level - 1, codes)

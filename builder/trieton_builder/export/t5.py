@@ -98,8 +98,10 @@ class T5Step(nn.Module):
     def __init__(self, decoder: nn.Module, head: Head, max_levels: int):
         super().__init__()
         self.decoder, self.head, self.max_levels = decoder, head, max_levels
-        distances = -torch.arange(max_levels - 1, -1, -1)  # of the suffix's tokens to the newest one, oldest first
-        self.register_buffer("bias", _bias_table(decoder, distances), persistent=False)  # [H, max_levels]
+        # Of the suffix's tokens to the newest one, oldest first; and one more, because `torch.export` rules out a slice
+        # that at its longest would be the whole table.
+        distances = -torch.arange(max_levels, -1, -1)
+        self.register_buffer("bias", _bias_table(decoder, distances), persistent=False)  # [H, max_levels + 1]
 
     def forward(
         self,
@@ -117,7 +119,7 @@ class T5Step(nn.Module):
             q, k, v = (_heads(attention, name, block.layer[0].layer_norm(hidden)) for name in "qkv")  # [B, M, H, D]
             past_key, past_value = before if before is not None else (None, None)
             k, v = extend(past_key, k), extend(past_value, v)  # [B, M, H, t, D]
-            bias = self.bias[:, self.max_levels - k.shape[3] :]  # [H, t]
+            bias = self.bias[:, self.max_levels + 1 - k.shape[3] :]  # [H, t]
             hidden = hidden + attention.o(suffix_mix(softmax(suffix_scores(q, k) + bias[:, None, :]), v).flatten(2))
             present.append((k, v))
 

@@ -251,20 +251,24 @@ def _keep_best(
 class Search:
     """See `trieton.kernels`. The object may be kept and its steps captured in a CUDA graph; `result` waits."""
 
-    def __init__(self, index: StaticIndex, widths: np.ndarray, planes: Sequence[Plane | None]) -> None:
+    def __init__(
+        self, index: StaticIndex, widths: np.ndarray, planes: Sequence[Plane | None], *, any_planes: bool = False
+    ) -> None:
+        """As every kernel's; with `any_planes` a search without planes may be restarted with some."""
         self.held = _on_device(index)
         device, batch, levels, width = self.held.device, len(widths), index.num_levels, int(widths.max())
         self.index, self.batch, self.width = index, batch, width
         self.root = tuple(map(int, index.row_ptr[0][:2]))
-        self.widths = _send(torch.from_numpy(widths.astype(np.int64)), device)
-        self.kept_alive = [_plane_on_device(plane, index, device) for plane in planes]
-        self.has_planes = any(plane is not None for plane in planes)
-        self.planes = _send(torch.tensor([rows for _, rows in self.kept_alive], dtype=torch.int64), device)
+        self.has_planes = any_planes or any(plane is not None for plane in planes)
         self.keep = triton.next_power_of_2(width + 1)  # one more than the beam: the best that is lost is the bound
         # P, children that each beam hands on; S, the stride of their numbers.
         self.shares = [min(self.keep, triton.next_power_of_2(max(s, 1))) for s in self.held.most_children]
         if max(self.held.most_children) * width >= 2**32:
             raise ValueError(f"beam width {width}: too wide for a level with {max(self.held.most_children)} children")
+        self.widths = torch.empty(batch, dtype=torch.int64, device=device)
+        plane_levels = index.head_levels + (index.head_levels < levels)
+        self.planes = torch.empty((batch, plane_levels, 5), dtype=torch.int64, device=device)
+        self.restart(widths, planes)
         self.score = torch.empty((2, batch, width), dtype=torch.float32, device=device)  # written and read in turn
         self.lo, self.hi = torch.empty((2, 2, batch, width), dtype=torch.int64, device=device)
         self.codes, self.parents = torch.empty((2, levels, batch, width), dtype=torch.int64, device=device)
@@ -272,6 +276,12 @@ class Search:
         self.bad = torch.empty((batch, width), dtype=torch.int32, device=device)
         self.bound = torch.empty(batch, dtype=torch.float32, device=device)
         self.failed = torch.empty(batch, dtype=torch.int32, device=device)
+
+    def restart(self, widths: np.ndarray, planes: Sequence[Plane | None]) -> None:
+        """Make it the search of other requests: as many, none wider, in the same memory."""
+        self.kept_alive = [_plane_on_device(plane, self.index, self.held.device) for plane in planes]
+        _send(torch.from_numpy(widths.astype(np.int64)), self.widths)
+        _send(torch.tensor([rows for _, rows in self.kept_alive], dtype=torch.int64), self.planes)
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[torch.Tensor, torch.Tensor]:
         index, held, device = self.index, self.held, self.held.device
@@ -317,7 +327,8 @@ class Search:
             keep = live & (code != self.index.end_code(level))
             out[:, :, level] = torch.where(keep, code, -1)
             place = torch.where(live, self.parents[level].gather(1, place), 0)
-        return Beams(*(a.cpu().numpy() for a in (self.score[last], out, leaves, self.bound, self.failed)))
+        found = (self.score[last], out, leaves, self.bound, self.failed)
+        return Beams(*(a.to("cpu", copy=True).numpy() for a in found))  # the search may be restarted in its memory
 
 
 class _DeviceIndex:
@@ -387,6 +398,6 @@ def _plane_on_device(
     return _planes[plane]
 
 
-def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """To the device without waiting for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def _send(tensor: torch.Tensor, to: torch.Tensor) -> None:
+    """Copy from the host into `to` without waiting for its device."""
+    to.copy_(tensor.pin_memory() if to.is_cuda else tensor, non_blocking=True)
