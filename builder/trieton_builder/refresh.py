@@ -12,6 +12,7 @@ from trieton.named_sets import NamedSets
 from trieton.retriever import RetrieverSpec
 
 from trieton_builder.bundle import assemble
+from trieton_builder.places import refuse_inside
 from trieton_builder.set_table import read_set_table
 
 TRIE_FILE, ITEM_FILE, SET_FILE = INDEX_FILES
@@ -58,17 +59,17 @@ def refresh(
 
     Raises:
         BundleError: the old bundle is damaged.
-        ValueError: a fault in the table, or none of its items is in the bundle; `out_dir` lies inside the bundle; a
-            constraint of the old bundle names a set that the new one would not have.
+        ValueError: a fault in the table, or none of its items is in the bundle; `out_dir` lies inside a bundle or a
+            model repository; a constraint of the old bundle names a set that the new one would not have.
         FileExistsError: `out_dir` exists.
     """
-    bundle, out_dir = Bundle.open(bundle_dir), Path(out_dir)
+    out_dir = Path(out_dir)
+    refuse_inside(out_dir)
+    bundle = Bundle.open(bundle_dir)
     table = read_set_table(sets_path, bundle.index, id_column=id_column)
     if table.num_unknown == table.num_rows:
         # Most likely another shop's table or an export that failed; as sets, it would take every item away.
         raise ValueError(f"{sets_path}: none of its {table.num_rows} rows names an item of {bundle_dir}; not refreshed")
-    if out_dir.resolve().is_relative_to(bundle.path.resolve()):
-        raise ValueError(f"{out_dir}: lies inside the bundle {bundle_dir}, which never changes; choose another place")
     stored = {**(bundle.index.sets.stored if keep else {}), **table.sets.stored}
     sets = NamedSets(bundle.index.num_items, dict(sorted(stored.items())))
     base, expressions = bundle.manifest.get("base_constraint"), bundle.manifest.get("expressions", [])

@@ -68,6 +68,7 @@ def build(
     from trieton_builder.catalog_input import CatalogSource
     from trieton_builder.columns import Columns
     from trieton_builder.keys import KeyLayout
+    from trieton_builder.places import refuse_inside
 
     started = time.perf_counter()
     goes_with("--expression", expression, "--retriever", retriever)
@@ -78,6 +79,7 @@ def build(
     goes_with("--spark-conf", spark_conf, "--engine spark", engine == "spark")
     goes_with("--item-id", item_id, "ids, not --row-ids", not row_ids)
     goes_with("--text-ids", text_ids, "ids, not --row-ids", not row_ids)
+    refuse_inside(output, work_dir and work_dir / "rows")
     spec = RetrieverSpec.load(retriever) if retriever else None
     if retriever and output.exists():
         raise FileExistsError(f"{output}: exists already; a bundle is never changed, choose another directory")

@@ -33,8 +33,10 @@ def explain(
 
     from trieton_builder.explain import explain as trace
     from trieton_builder.explain import render_html
+    from trieton_builder.places import refuse_inside
     from trieton_builder.whole_file import whole_file
 
+    refuse_inside(html)
     with err.status("opening the bundle ..."):
         searcher = Searcher(Bundle.open(bundle))
     text_ids = searcher.index.catalog.is_text

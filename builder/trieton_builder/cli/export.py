@@ -28,7 +28,9 @@ def export(
     With --engine optimum the folder already holds graphs that Optimum exported; they are taken as they are.
     """
     from trieton_builder.export.declaration import read_declaration
+    from trieton_builder.places import refuse_inside
 
+    refuse_inside(to)
     prompt = read_declaration(token_map, max_items=max_items)
     if engine == "optimum":
         from trieton_builder.export.optimum import adopt_optimum

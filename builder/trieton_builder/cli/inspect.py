@@ -23,7 +23,9 @@ def inspect_command(
 ) -> None:
     """Show states, fan-out and bytes of every level, collisions and named sets."""
     from trieton_builder.inspection import human_bytes, inspect_index, open_index
+    from trieton_builder.places import refuse_inside
 
+    refuse_inside(html)
     with err.status("reading ..."):
         stats = inspect_index(open_index(path))
     if html is not None:

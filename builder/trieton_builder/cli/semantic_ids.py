@@ -36,10 +36,12 @@ def semantic_ids_command(
     import polars as pl
 
     from trieton_builder.cli.build import parse_numbers
+    from trieton_builder.places import refuse_inside
     from trieton_builder.semantic_ids import semantic_ids
     from trieton_builder.vectors_input import read_vectors
     from trieton_builder.whole_file import whole_file
 
+    refuse_inside(output)
     sizes = parse_numbers(codebook_sizes, "--codebook-sizes")
     if output.suffix not in SUFFIXES:
         raise ValueError(f"{output}: expected a name that ends in {', '.join(SUFFIXES)}")

@@ -18,6 +18,7 @@ from trieton_builder.demo.rollover import Traffic
 from trieton_builder.demo.stages import Stages
 from trieton_builder.demo.train import Recipe
 from trieton_builder.installation import check_numpy, find_installation
+from trieton_builder.places import refuse_as_repository
 from trieton_builder.rollout import Endpoint, Repository, publish, rollback
 from trieton_builder.rollout.targets import running_server
 from trieton_builder.server import TritonServer
@@ -32,8 +33,9 @@ HISTORY = 4  # last films shown per person
 def run_demo(workdir: Path, console: Console, recipe: Recipe) -> None:
     """Make everything in `workdir`, show it, and stop the server. Raises on anything that is not as it must be."""
     stages = Stages(console)
-    workdir.mkdir(parents=True, exist_ok=True)
     repository = Repository(workdir / "repository")
+    refuse_as_repository(repository.root)
+    workdir.mkdir(parents=True, exist_ok=True)
     _check_before_minutes_of_work(repository)
     prepared = prepare(workdir, stages, recipe)
     for folder in (repository.root, repository.state):

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from trieton_builder.places import refuse_as_repository
 from trieton_builder.rollout import canary
 from trieton_builder.rollout.canary import Canary, Outcome
 from trieton_builder.rollout.control import ServerControl
@@ -147,6 +148,7 @@ class _Publish:
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
             number = self._next_version(version)
             for target in self.targets:
+                refuse_as_repository(target.repository.root)
                 self._check_config(target.repository, bundle)
                 self._check_room(target.repository)
                 for control in target.servers:

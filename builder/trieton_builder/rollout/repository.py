@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trieton_builder.config import MODEL_NAME
+from trieton_builder.places import refuse_as_repository
 from trieton_builder.rollout.errors import LockedError, RolloutError
 from trieton_builder.whole_file import whole_file
 
@@ -88,7 +89,12 @@ class Repository:
     # Changing
 
     def prepare(self) -> None:
-        """Make the folders, and make sure that a rename can move a version between them."""
+        """Make the folders, and make sure that a rename can move a version between them.
+
+        Raises:
+            RolloutError, ValueError: this is no place for a repository.
+        """
+        refuse_as_repository(self.root)
         if not self.root.parent.is_dir():
             raise RolloutError(f"{self.root.parent}: no such folder; a repository is made, the folder around it is not")
         for folder in (self.root, self.model_dir, self.state, self.staging, self.withdrawn, self.trash):
