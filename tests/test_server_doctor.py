@@ -29,6 +29,9 @@ def test_every_finding_that_is_not_ok_says_what_to_do(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     findings = statuses()
     assert findings["stub"].status == findings["libpython"].status == "fail"
+    assert findings["libpython"].text.endswith("needs the shared library of Python 3.99")
+    assert findings["libpython"].remedy.startswith("install it (Debian, Ubuntu: apt-get install libpython3.99; pyenv: ")
+    assert findings["libpython"].remedy.endswith("in LD_LIBRARY_PATH")
     assert findings["Java"].status == findings["GPU"].status == "note"
     assert all(finding.remedy for finding in findings.values() if finding.status != "ok")
 
@@ -43,6 +46,8 @@ def test_numpy_2_is_refused(monkeypatch):
     monkeypatch.setattr(installation.importlib.metadata, "version", lambda name: "2.1.0")
     with pytest.raises(InstallationError, match=r"numpy 2\.1\.0 found, expected below 2"):
         installation.check_numpy()
+    finding = statuses()["numpy"]
+    assert (finding.status, finding.remedy) == ("fail", "pip install 'numpy<2'")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from trieton_builder import installation
-from trieton_builder.installation import REINSTALL, InstallationError
+from trieton_builder.installation import InstallationError
 from trieton_builder.leftovers import SHM, dead_folders, sweep
 from trieton_builder.server import TritonServer
 from trieton_builder.server_checks import PortTakenError, choose_ports
@@ -74,8 +74,7 @@ def _attempt(check: str, find: Callable[[], str]) -> Finding:
     try:
         return Finding(check, "ok", find())
     except InstallationError as error:
-        text, _, remedy = str(error).partition(": " if check == "numpy" else "; ")
-        return Finding(check, "fail", text, remedy)
+        return Finding(check, "fail", error.found, error.remedy)
 
 
 def _python() -> Finding:
@@ -96,10 +95,10 @@ def _wheel() -> str:
         if file.hash is not None:
             digest = hashlib.new(file.hash.mode, path.read_bytes()).digest()
             if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
-                raise InstallationError(f"damaged wheel: {path} is not what the wheel brought; {REINSTALL}")
+                raise InstallationError(f"damaged wheel: {path} is not what the wheel brought")
     version = importlib.metadata.version(installation.WHEEL)
     if version != installation.WHEEL_VERSION:
-        raise InstallationError(f"{installation.WHEEL} {version}, tried with {installation.WHEEL_VERSION}; {REINSTALL}")
+        raise InstallationError(f"{installation.WHEEL} {version}, tried with {installation.WHEEL_VERSION}")
     return f"{installation.WHEEL} {version} in {root}"
 
 

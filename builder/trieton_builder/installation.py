@@ -20,7 +20,16 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class InstallationError(OSError):
-    """Something the server needs is missing or damaged on this machine."""
+    """Something the server needs is missing or damaged on this machine.
+
+    Attributes:
+        found: what is wrong.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, found: str, remedy: str = REINSTALL):
+        super().__init__(f"{found}; {remedy}")
+        self.found, self.remedy = found, remedy
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,8 @@ def wheel_folder() -> Path:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise InstallationError(
-            f"the server is not installed in {sys.prefix}: pip install '.[server]' in the checkout "
-            f"(the wheel {WHEEL}=={WHEEL_VERSION})"
+            f"the server is not installed in {sys.prefix}",
+            f"pip install '.[server]' in the checkout (the wheel {WHEEL}=={WHEEL_VERSION})",
         )
     return Path(spec.origin).parent / "tritonserver"
 
@@ -69,7 +78,7 @@ def wheel_files() -> list[importlib.metadata.PackagePath]:
     except importlib.metadata.PackageNotFoundError:
         files = None
     if not files:
-        raise InstallationError(f"damaged wheel: {WHEEL} has no file list; {REINSTALL}")
+        raise InstallationError(f"damaged wheel: {WHEEL} has no file list")
     needed = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
     return [file for file in files if str(file).startswith(needed) and file.size is not None]
 
@@ -79,14 +88,12 @@ def check_wheel_sizes() -> None:
     for file in wheel_files():
         path = Path(str(file.locate()))
         if not path.is_file():
-            raise InstallationError(f"damaged wheel: {path} is missing; {REINSTALL}")
+            raise InstallationError(f"damaged wheel: {path} is missing")
         if path.stat().st_size != file.size:
-            raise InstallationError(
-                f"damaged wheel: {path} has {path.stat().st_size:,} bytes, expected {file.size:,}; {REINSTALL}"
-            )
+            raise InstallationError(f"damaged wheel: {path} has {path.stat().st_size:,} bytes, expected {file.size:,}")
     binary = wheel_folder() / "bin" / "tritonserver"
     if not os.access(binary, os.X_OK):
-        raise InstallationError(f"damaged wheel: {binary} may not be executed; {REINSTALL}")
+        raise InstallationError(f"damaged wheel: {binary} may not be executed")
 
 
 def find_stub(root: Path) -> Path:
@@ -96,8 +103,8 @@ def find_stub(root: Path) -> Path:
     if not stub.is_file():
         have = sorted((path.name for path in stubs.glob("3.*")), key=lambda name: int(name.split(".")[1]))
         raise InstallationError(
-            f"no stub for Python {PYTHON} in {stubs} (there: {', '.join(have) or 'none'}); use Python 3.10 to 3.12, "
-            f"or, if this one should be there: {REINSTALL}"
+            f"no stub for Python {PYTHON} in {stubs} (there: {', '.join(have) or 'none'})",
+            f"use Python 3.10 to 3.12, or, if this one should be there: {REINSTALL}",
         )
     return stub
 
@@ -115,9 +122,9 @@ def find_libpython() -> Path:
     if found == name:  # known to the loader, in a folder of its own configuration: by name is enough
         return Path(name)
     raise InstallationError(
-        f"{name} not found: the server's stub needs the shared library of Python {PYTHON}. Install it (Debian, Ubuntu: "
-        f"apt-get install libpython{PYTHON}; pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {PYTHON}; "
-        f"conda and uv bring it), or name its folder in LD_LIBRARY_PATH"
+        f"{name} not found: the server's stub needs the shared library of Python {PYTHON}",
+        f"install it (Debian, Ubuntu: apt-get install libpython{PYTHON}; pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared "
+        f"pyenv install {PYTHON}; conda and uv bring it), or name its folder in LD_LIBRARY_PATH",
     )
 
 
@@ -126,10 +133,10 @@ def check_numpy() -> str:
     try:
         version = importlib.metadata.version("numpy")
     except importlib.metadata.PackageNotFoundError:
-        raise InstallationError("numpy is not installed: pip install '.[runtime]' in the checkout") from None
+        raise InstallationError("numpy is not installed", "pip install '.[runtime]' in the checkout") from None
     if int(version.split(".")[0]) >= 2:
         raise InstallationError(
-            f"numpy {version} found, expected below 2: the stub of server 2.51.0 returns empty tensors with it; "
-            "pip install 'numpy<2'"
+            f"numpy {version} found, expected below 2: the stub of server 2.51.0 returns empty tensors with it",
+            "pip install 'numpy<2'",
         )
     return version

@@ -68,6 +68,10 @@ def describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on stdout; NaN and infinity are refused, since strict parsers refuse them too."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+def print_json(value: Any, *, lines: bool = False) -> None:
+    """One JSON document on stdout; NaN and infinity are refused, since strict parsers refuse them too.
+
+    Args:
+        lines: one of many: on a line of its own, which a reader has at once.
+    """
+    print(json.dumps(value, indent=None if lines else 2, ensure_ascii=False, allow_nan=False), flush=lines)

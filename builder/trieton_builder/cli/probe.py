@@ -5,6 +5,7 @@ restarts it (seen on 2.51.0). A real search finds that out.
 """
 
 import os
+import socket
 from pathlib import Path
 
 import typer
@@ -22,7 +23,7 @@ def probe(
     url: str = URL,
     protocol: str = PROTOCOL,
     model: str = MODEL,
-    timeout: float = typer.Option(2.0, "--timeout", "-t", help="Seconds until no answer is an answer."),
+    timeout: float = typer.Option(2.0, "--timeout", "-t", min=0.001, help="Seconds until no answer is an answer."),
     live: bool = typer.Option(False, help="For liveness: a full queue is a sign of life, not of death."),
     revive: Path | None = typer.Option(
         None, help="On failure, start the model anew; needs the server's model repository (gRPC only)."
@@ -34,7 +35,7 @@ def probe(
     The search takes one token, one beam and one result: it goes through queue, process, model, index and back, and
     needs no item of the catalogue.
     """
-    from trieton_client import Client, ClientError, UnavailableError
+    from trieton_client import Client, ClientError, InvalidRequestError, NotFoundError, UnavailableError
 
     with Client(url, protocol, model=model, timeout=timeout, retries=0) as client:
         try:
@@ -43,6 +44,12 @@ def probe(
             if live and isinstance(error, UnavailableError) and BUSY in error.reason:
                 out.print(f"alive: {url}: {error.reason}")
                 return
+            if not listens(url, timeout):
+                fail(f"{error}; no server listens there: trieton serve REPOSITORY starts one, --url names another")
+            if isinstance(error, NotFoundError):
+                fail(f"{error}; trieton publish BUNDLE REPOSITORY loads one, --model names another")
+            if isinstance(error, InvalidRequestError):
+                fail(str(error))
             if revive is None:
                 fail(f"{error}; restart the server, or: trieton probe --url {url} --revive REPOSITORY")
             failure = error
@@ -53,6 +60,16 @@ def probe(
     with Client(url, protocol, model=model, timeout=timeout, retries=0) as client:
         results = client.retrieve(input_ids=[0], num_results=1, beam_width=1)
     out.print(f"revived: {url}: bundle {results.bundle_id}, version {results.model_version} (it was: {failure.reason})")
+
+
+def listens(url: str, timeout: float) -> bool:
+    """Whether anything takes connections at host:port; what a failed call says depends on protocol and library."""
+    host, _, port = url.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def restart(url: str, model: str, root: Path, control_key: str) -> None:

@@ -1,12 +1,14 @@
 """`trieton query`: ask a running server, as a person would."""
 
+import itertools
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, out, print_json
+from trieton_builder.cli.common import clean_errors, goes_with, out, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 URL = typer.Option("127.0.0.1:8001", "--url", "-u", help="host:port of the server's gRPC (or HTTP) endpoint.")
 PROTOCOL = typer.Option("grpc", "--protocol", "-p", help="grpc or http.")
 MODEL = typer.Option("generative_retriever", "--model", "-m", help="Name of the served model.")
-TIMEOUT = typer.Option(10.0, "--timeout", "-t", help="Seconds until the call is given up.")
+TIMEOUT = typer.Option(10.0, "--timeout", "-t", min=0.001, help="Seconds until the call is given up.")
 
 
 @app.command()
@@ -32,13 +34,16 @@ def query(
     exclude: str | None = typer.Option(None, help="Never these items, separated by commas."),
     timeout: float = TIMEOUT,
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, one line per answer with --watch."),
-    watch: float | None = typer.Option(None, help="Ask again every so many seconds, until Ctrl-C."),
-    times: int = typer.Option(0, help="With --watch: how often; 0 means for ever."),
+    watch: float | None = typer.Option(
+        None, min=0, max=86400, help="Ask again every so many seconds (at most a day), until Ctrl-C."
+    ),
+    times: int | None = typer.Option(None, min=1, help="With --watch: how often; for ever by default."),
 ) -> None:
     """Retrieve the best items for one history and show them as a table."""
     from rich.live import Live
     from trieton_client import Client
 
+    goes_with("--times", times, "--watch", watch is not None)
     with Client(url, protocol, model=model, timeout=timeout) as client:
         text_ids = client.describe().text_ids
         arguments = {
@@ -56,18 +61,15 @@ def query(
             else:
                 out.print(_table(results, milliseconds))
             return
-        asked = 0
-        with Live(console=out, auto_refresh=False) as live:
-            while True:
+        with nullcontext() if as_json else Live(console=out, auto_refresh=False) as live:
+            for turn in range(times) if times else itertools.count():
+                if turn:
+                    time.sleep(watch)
                 results, milliseconds = _timed(client, arguments)
-                if as_json:
-                    print_json(as_dict(results))
+                if live is None:
+                    print_json(as_dict(results), lines=True)
                 else:
                     live.update(_table(results, milliseconds), refresh=True)
-                asked += 1
-                if asked == times:
-                    return
-                time.sleep(watch)
 
 
 def item_ids(words: list[str], text_ids: bool) -> list[Any]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 from rich.markup import escape
+from rich.padding import Padding
 from rich.status import Status
-from rich.table import Table
+from rich.text import Text
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
@@ -159,30 +160,21 @@ def versions(
     if as_json:
         print_json(rows)
         return
-    table = Table(show_edge=False)
-    for name in ("version", "state", "bundle", "items", "published (UTC)"):
-        table.add_column(name, no_wrap=True)
-    for name in ("command", "remark"):
-        table.add_column(name, overflow="fold")
+    # A command is longer than any terminal is wide: it stands below its version instead of in a column.
+    out.print(f"{'version':>7}  {'state':9}  {'bundle':16}  {'items':>13}  published (UTC)", style="bold")
     for row in rows:
+        state = {"serving": "[green]{}[/]", "current": "[green]{}[/]", "failed": "[red]{}[/]"}.get(row["state"], "{}")
         items = f"{row['items']:,}" if "items" in row else ""
-        error = " ".join(row.get("error", "").split())
-        remark = error[:200] + " ..." * (len(error) > 200) or (
-            "" if row.get("last", "publish").startswith("publish") else row["last"]
-        )
-        style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"])
-        state = f"[{style}]{row['state']}[/]" if style else row["state"]
         published = row.get("time", "").replace("T", " ")[:16]
-        table.add_row(
-            str(row["version"]),
-            state,
-            row.get("bundle_id", ""),
-            items,
-            published,
-            escape(row.get("command", "")),
-            escape(remark),
+        out.print(
+            f"{row['version']:7}  {state.format(format(row['state'], '9'))}  {row.get('bundle_id', ''):16}  "
+            f"{items:>13}  {published}"
         )
-    out.print(table)
+        error = " ".join(row.get("error", "").split())
+        last = row.get("last", "publish")
+        remark = error[:200] + " ..." * (len(error) > 200) or ("" if last.startswith("publish") else last)
+        for text in filter(None, (row.get("command"), remark)):
+            out.print(Padding(Text(text, style="dim"), (0, 0, 0, 9)))
 
 
 @app.command()
