@@ -7,7 +7,7 @@ same call in a test, a benchmark or an offline job gives what the server gives.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numba
 import numpy as np
@@ -17,6 +17,9 @@ from trieton.bundle import Bundle
 from trieton.constraints import ItemIds, compile_constraint, precompile
 from trieton.expressions import named
 from trieton.plane import Plane
+
+if TYPE_CHECKING:
+    from trieton.captured import CapturedSearch
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
 CHECK_SECONDS = 0.005  # asking whether a request was cancelled costs a message to the server; no more often than this
@@ -100,7 +103,11 @@ class QueryError(ValueError):
 
 @dataclass
 class Totals:
-    """What a searcher has done since it was made."""
+    """What a searcher has done since it was made.
+
+    Attributes:
+        seconds: by stage; of a captured search, one launch from prefill to the last step, all is "decode".
+    """
 
     searches: int = 0
     invalid: int = 0
@@ -146,6 +153,7 @@ class Searcher:
         self.kernel = kernel
         self.limits = limits or Limits()
         self.totals = Totals()
+        self._captured = self._captured_search()
         self._base = bundle.manifest.get("base_constraint")
         precompile(self.index, [*bundle.manifest.get("expressions", ()), *([self._base] if self._base else [])])
         if not self.index.catalog.is_text and self.index.catalog.positions([-1])[0] >= 0:
@@ -301,15 +309,31 @@ class Searcher:
                 entries[query.place] = self._answer(query, result, row)
         self.totals.seconds["map"] += time.perf_counter() - started
 
+    def _captured_search(self) -> "CapturedSearch | None":
+        """On an accelerator the torch engine searches in one launch."""
+        on_gpu = self.index.device.startswith("cuda") and self.kernel in ("auto", "gpu")
+        if self.retriever.spec.engine != "torch" or not on_gpu:
+            return None
+        from trieton.captured import CapturedSearch  # imports torch and OpenAI Triton
+
+        return CapturedSearch(self.retriever, self.index)
+
     def _beam_search(self, group: list[Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
         totals = self.totals
-        threads = numba.get_num_threads()
+        planes = [query.plane for query in group]
+        widths = np.array([query.beam_width for query in group], np.int32)
         started = time.perf_counter()
+        if self._captured is not None:  # one launch: between its levels nobody can look at the clock, or leave
+            result = self._captured.search([query.prompt for query in group], widths, planes)
+            totals.batches += 1
+            totals.levels += len(group) * self.index.num_levels
+            totals.seconds["decode"] += time.perf_counter() - started
+            return result
+        threads = numba.get_num_threads()
         session = self.retriever.start([query.prompt for query in group])
         watch = _Watch(session, [query.place for query in group], cancelled)
         prefilled = time.perf_counter()
         try:
-            planes = [query.plane for query in group]
             # The step is a few hundredths of a search. A second thread for it has to be waited for at a barrier, and
             # where server and clients share the cores that wait was twenty times the step (seen).
             numba.set_num_threads(1)
@@ -317,7 +341,7 @@ class Searcher:
                 watch,
                 self.index,
                 batch_size=len(group),
-                beam_width=np.array([query.beam_width for query in group], np.int32),
+                beam_width=widths,
                 constraints=None if planes.count(None) == len(planes) else planes,
                 kernel=self.kernel,
             )
