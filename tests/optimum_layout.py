@@ -7,6 +7,9 @@ repeated for every beam.
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnx.compose
 import torch
 from torch import Tensor, nn
 from trieton_builder.export.attention import KeyValue, mask_bias, softmax
@@ -152,6 +155,42 @@ def write_encoder_decoder(model: nn.Module, folder: Path, max_length: int) -> Pa
         {"logits": row, **{name: dims for name, dims in present.items() if "decoder." in name}},
     )
     return _config(model, folder)
+
+
+def merge_decoders(folder: Path) -> None:
+    """Replace both decoders of a T5 by `decoder_model_merged.onnx`: two branches of one graph, as Optimum merges them.
+
+    Its branch with a cache has nothing new of the encoder to hand out, so tensors of no rows take that place.
+    """
+    names = ("decoder_with_past_model.onnx", "decoder_model.onnx")
+    cached, first = (
+        onnx.compose.add_prefix_graph(onnx.load(str(folder / n)).graph, n[8:12], rename_inputs=False) for n in names
+    )
+    outputs = [output.name.removeprefix("mode") for output in first.output]
+    made = {output.name.removeprefix("with") for output in cached.output}
+    shapes = {value.name: value for value in cached.input}
+    for name in outputs:
+        if name not in made:
+            past = shapes[name.replace("present", "past_key_values")].type.tensor_type.shape.dim
+            empty = np.zeros((0, past[1].dim_value, 1, past[3].dim_value), np.float32)
+            node = onnx.helper.make_node("Constant", [], [f"with{name}"], value=onnx.numpy_helper.from_array(empty))
+            cached.node.append(node)
+    branches = {}
+    for key, graph, prefix in (("then_branch", cached, "with"), ("else_branch", first, "mode")):
+        values = [onnx.helper.make_tensor_value_info(prefix + name, onnx.TensorProto.FLOAT, None) for name in outputs]
+        branches[key] = onnx.helper.make_graph(graph.node, key, [], values, graph.initializer)
+    inputs = {value.name: value for value in [*first.input, *cached.input]}
+    flag = onnx.helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+    merged = onnx.helper.make_graph(
+        [onnx.helper.make_node("If", ["use_cache_branch"], outputs, **branches)],
+        "merged",
+        [*inputs.values(), flag],
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(merged, opset_imports=opset), str(folder / "decoder_model_merged.onnx"))
+    for name in names:
+        (folder / name).unlink()
 
 
 def _write(path: Path, module: nn.Module, args: tuple, inputs: dict, outputs: dict) -> None:

@@ -352,11 +352,14 @@ def test_load_checkpoint_gives_the_saved_weights(checkpoint):
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["qwen3", "t5"])
+@pytest.mark.parametrize("name", ["qwen3", "t5", "t5 merged"])
 def test_graphs_in_optimums_layout_run_too_and_say_what_they_cost(name, tmp_path, caplog):
-    model = build(name)
-    write = optimum_layout.write_encoder_decoder if name == "t5" else optimum_layout.write_decoder_only
+    kind, _, merged = name.partition(" ")
+    model = build(kind)
+    write = optimum_layout.write_encoder_decoder if kind == "t5" else optimum_layout.write_decoder_only
     folder = write(model, tmp_path / "graphs", PROMPT.longest + 3)
+    if merged:
+        optimum_layout.merge_decoders(folder)
     (tmp_path / "tokens.json").write_text(
         json.dumps({"token_map": PROMPT.token_map.to_json(), "prompt": PROMPT.to_json()})
     )
@@ -368,6 +371,18 @@ def test_graphs_in_optimums_layout_run_too_and_say_what_they_cost(name, tmp_path
         retriever = Retriever.open(tmp_path / "retriever")
     assert "every beam holds the prompt's keys and values of its own" in caplog.text
     check_against_hugging_face(model, retriever)
+
+
+def test_adopted_graphs_are_compared_with_the_checkpoint_they_were_made_from(tmp_path):
+    model, other = build("qwen3"), build("qwen3")
+    other.lm_head.weight.data *= 2
+    folder = optimum_layout.write_decoder_only(model, tmp_path / "graphs", PROMPT.longest + 3)
+    export = adopt_optimum(folder, tmp_path / "retriever", PROMPT, model=model)
+    assert export.largest_difference is not None
+    assert export.largest_difference < 5e-5
+    with pytest.raises(ExportError, match=r"differ from the checkpoint's by up to .* were they made from it"):
+        adopt_optimum(folder, tmp_path / "another", PROMPT, model=other)
+    assert not (tmp_path / "another").exists()
 
 
 def test_a_folder_without_a_known_layout_is_refused(tmp_path):

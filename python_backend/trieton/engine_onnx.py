@@ -32,6 +32,9 @@ class OnnxEngine:
         if device == "cuda" and not cuda:
             raise ValueError("device: cuda asked for, but this build of ONNX Runtime has no CUDA provider")
         self.device = device or ("cuda" if cuda else "cpu")
+        # Newer releases of ONNX Runtime share memory (its pull request 27836); with others logits pass through the host.
+        # The next run waits for the kernel, whose codes it takes from the host, before it may write there again.
+        self._shares = self.device == "cuda" and hasattr(ort.OrtValue, "__dlpack__")
         self._prefill = open_session(folder / "prefill.onnx", threads, self.device)
         self._decode = open_session(folder / "decode.onnx", threads, self.device)
         outputs = [output.name for output in self._prefill.get_outputs()]
@@ -59,7 +62,7 @@ class OnnxEngine:
         for name, value in zip(self._prefix, prefix, strict=True):
             bound.bind_ortvalue_input(name, value)
         # ONNX Runtime reads the arrays in place, so the state keeps them alive.
-        return logits.numpy(), log_z.numpy(), OnnxState(bound, suffix, (attention_mask, *prefix))
+        return self._hand_out(logits), self._hand_out(log_z), OnnxState(bound, suffix, (attention_mask, *prefix))
 
     def decode(
         self, state: "OnnxState", input_ids: np.ndarray, parents: np.ndarray, level_tokens: np.ndarray
@@ -75,7 +78,7 @@ class OnnxEngine:
         for name, value in zip(self._past, state.suffix, strict=True):
             binding.bind_ortvalue_input(name, value)
         logits, log_z, *state.suffix = self._run(self._decode, binding, self._decode_outputs)
-        return logits.numpy(), log_z.numpy()
+        return self._hand_out(logits), self._hand_out(log_z)
 
     def beams(self, table: np.ndarray, codes: Any, parents: Any) -> tuple[np.ndarray, np.ndarray]:
         """Tokens `table[codes]` and parents int64 [B, M], dead beams at the first of each."""
@@ -89,9 +92,18 @@ class OnnxEngine:
 
     def _run(self, session: ort.InferenceSession, binding: ort.IOBinding, outputs: list[str]) -> list[ort.OrtValue]:
         for name in outputs:
-            binding.bind_output(name, "cpu" if name in ("logits", "log_z") else self.device)
+            host = name in ("logits", "log_z") and not self._shares
+            binding.bind_output(name, "cpu" if host else self.device)
         session.run_with_iobinding(binding)
         return binding.get_outputs()
+
+    def _hand_out(self, value: ort.OrtValue) -> Any:
+        """Logits for the kernel: a tensor over the same memory of the device, or a NumPy array."""
+        if not self._shares:
+            return value.numpy()
+        import torch  # whoever runs on CUDA has it, for the kernel
+
+        return torch.from_dlpack(value)
 
 
 class OnnxState:

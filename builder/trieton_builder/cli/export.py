@@ -20,6 +20,9 @@ def export(
     dtype: str = typer.Option("float32", help="float32, float16 or bfloat16."),
     engine: str = typer.Option("onnx", help="onnx, torch (programs of torch.export), or optimum (take its graphs)."),
     check: bool = typer.Option(True, help="Compare the graphs with PyTorch on random prompts."),
+    compare_with: Path | None = typer.Option(
+        None, help="With --engine optimum: the checkpoint that the graphs were made from, to compare them with."
+    ),
     overwrite: bool = typer.Option(False, help="Replace the directory where it exists."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -27,6 +30,8 @@ def export(
 
     With --engine optimum the folder already holds graphs that Optimum exported; they are taken as they are.
     """
+    from trieton_builder.export import FAMILIES, export_retriever
+    from trieton_builder.export.checkpoint import load_checkpoint
     from trieton_builder.export.declaration import read_declaration
     from trieton_builder.places import refuse_inside
 
@@ -37,13 +42,18 @@ def export(
 
         with err.status("copying and trying the graphs ..."):
             made = adopt_optimum(
-                checkpoint, to, prompt, max_length=max_length, normalise=normalise, overwrite=overwrite
+                checkpoint,
+                to,
+                prompt,
+                model=None if compare_with is None else load_checkpoint(compare_with, FAMILIES),
+                max_length=max_length,
+                normalise=normalise,
+                overwrite=overwrite,
             )
+    elif compare_with is not None:
+        raise ValueError("--compare-with: only for --engine optimum; other exports are compared with their checkpoint")
     else:
         with err.status("loading the checkpoint ..."):
-            from trieton_builder.export import FAMILIES, export_retriever
-            from trieton_builder.export.checkpoint import load_checkpoint
-
             model = load_checkpoint(checkpoint, FAMILIES)
         with err.status("exporting and comparing ..."):
             made = export_retriever(

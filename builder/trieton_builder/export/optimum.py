@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from torch import nn
 from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
 
-from trieton_builder.export.exporter import Export
+from trieton_builder.export.exporter import TOLERANCE, Export
 from trieton_builder.export.family import ExportError
+from trieton_builder.export.parity import largest_difference
 from trieton_builder.whole_directory import whole_directory
 
 LAYOUTS = (
@@ -24,14 +26,19 @@ def adopt_optimum(
     out_dir: str | Path,
     prompt: PromptTemplate,
     *,
+    model: nn.Module | None = None,
     max_length: int | None = None,
     normalise: str = "vocabulary",
     overwrite: bool = False,
 ) -> Export:
-    """Make a retriever of graphs in Optimum's layout, and try it through every level. Nothing is compared: no model.
+    """Make a retriever of graphs in Optimum's layout, and try it through every level.
+
+    Args:
+        model: what the graphs were made from, to compare them with; None where it is not at hand.
 
     Raises:
-        ExportError: no known layout, or graphs that do not run with a cache.
+        ExportError: no known layout, graphs that do not run with a cache, or that differ from the model by more than
+            float16 does, which they may have been made in.
         ValueError: a token map or template that does not fit the vocabulary in config.json.
         FileExistsError: `out_dir` exists and `overwrite` is not set.
     """
@@ -60,7 +67,13 @@ def adopt_optimum(
             _try(Retriever.open(partial))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             raise ExportError(f"{folder}: the graphs do not run ({str(error).strip()[:300]})") from None
-    return Export(spec, None)
+        difference = None if model is None else largest_difference(model, Retriever.open(partial))
+        if difference is not None and not difference <= TOLERANCE["float16"]:
+            raise ExportError(
+                f"{folder}: the graphs' log-probabilities differ from the checkpoint's by up to {difference:.2g}, "
+                f"expected at most {TOLERANCE['float16']:g}; were they made from it?"
+            )
+    return Export(spec, difference)
 
 
 def _with_data(folder: Path, layout: tuple[str, ...]) -> list[str]:
