@@ -32,7 +32,7 @@ class OnnxEngine:
         if device == "cuda" and not cuda:
             raise ValueError("device: cuda asked for, but this build of ONNX Runtime has no CUDA provider")
         self.device = device or ("cuda" if cuda else "cpu")
-        # Newer releases of ONNX Runtime share memory (its pull request 27836); with others logits pass through the host.
+        # Newer releases of ONNX Runtime share memory (its pull request 27836); else logits pass through the host.
         # The next run waits for the kernel, whose codes it takes from the host, before it may write there again.
         self._shares = self.device == "cuda" and hasattr(ort.OrtValue, "__dlpack__")
         self._prefill = open_session(folder / "prefill.onnx", threads, self.device)
