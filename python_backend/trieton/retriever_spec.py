@@ -86,6 +86,24 @@ class TokenMap:
             raise ValueError(f"level {level}: expected 0 <= code < {len(columns)}, got {bad}")
         return columns[codes]
 
+    @cached_property
+    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All columns in one array, where each level begins in it, and the number of columns of each level."""
+        widths = np.array([len(column) for column in self.columns])
+        return np.concatenate(self.columns), np.cumsum(widths) - widths, widths
+
+    def rows(self, codes: np.ndarray) -> np.ndarray:
+        """Tokens int64 [n, L] of whole semantic IDs, codes int [n, L].
+
+        Raises:
+            ValueError: a code outside its level.
+        """
+        table, starts, widths = self._table
+        if ((codes < 0) | (codes >= widths)).any():
+            for level in range(self.num_levels):
+                self.tokens(level, codes[:, level])
+        return table[codes + starts]
+
     def to_json(self) -> list[dict[str, Any]]:
         """One object per level: `{"start": s, "size": n}` or `{"tokens": [...]}`."""
         return [
@@ -163,14 +181,16 @@ class PromptTemplate:
         inside = newest >= 0
         if not inside[:, 0].all():
             raise ValueError(f"history: item {int(np.argmin(inside[:, 0]))} has no semantic ID (code -1 at level 0)")
-        cells = np.empty((len(newest), newest.shape[1] + len(self.separator)), np.int64)
-        for level in range(newest.shape[1]):
-            cells[:, level] = self.token_map.tokens(level, np.where(inside[:, level], newest[:, level], 0))
-        cells[:, newest.shape[1] :] = self.separator
-        keep = np.ones(cells.shape, np.bool_)
-        keep[:, : newest.shape[1]] = inside
-        keep[-1:, newest.shape[1] :] = False  # no separator behind the last item
-        return np.concatenate([self.prefix, cells[keep], self.suffix]).astype(np.int64)
+        tokens = self.token_map.rows(np.maximum(newest, 0))
+        if self.separator or not inside.all():
+            cells = np.empty((len(newest), newest.shape[1] + len(self.separator)), np.int64)
+            cells[:, : newest.shape[1]] = tokens
+            cells[:, newest.shape[1] :] = self.separator
+            keep = np.ones(cells.shape, np.bool_)
+            keep[:, : newest.shape[1]] = inside
+            keep[-1:, newest.shape[1] :] = False  # no separator behind the last item
+            tokens = cells[keep]
+        return np.concatenate([np.array(self.prefix, np.int64), tokens.ravel(), np.array(self.suffix, np.int64)])
 
     def to_json(self) -> dict[str, Any]:
         return {
