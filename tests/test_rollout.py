@@ -134,6 +134,8 @@ def test_a_bundle_that_does_not_start_leaves_the_old_version_and_a_ready_server(
     failed = versions(world.root, **world.options)[0]
     assert failed["state"] == "failed"
     assert "no such thing here" in failed["error"]
+    if preflight:
+        assert failed["error"].startswith(f"{broken}: version {failed['version']} does not start: ")
 
 
 @pytest.mark.case("R02")

@@ -141,10 +141,16 @@ def test_a_damaged_byte_is_refused_and_leaves_nothing(tmp_path, bundles):
     shutil.copytree(bundles[0], damaged)
     file = damaged / "index.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-    done = command_here("publish", damaged, tmp_path / "models")
-    assert "index.safetensors: checksum differs from the manifest" in one_line(done)
-    assert Repository(tmp_path / "models").versions() == []
+    for dry in ([], ["--dry-run"]):
+        done = command_here("publish", damaged, tmp_path / "models", *dry)
+        assert one_line(done).startswith(f"trieton: {damaged}/index.safetensors: checksum differs from the manifest")
+        assert not (tmp_path / "models").exists()
+    (row,) = versions(tmp_path / "models")
+    assert (row["state"], row["error"]) == ("failed", one_line(done).removeprefix("trieton: "))
     assert list((tmp_path / "models.rollout" / "staging").iterdir()) == []
+    (tmp_path / "models").mkdir()  # somebody's own folder stays
+    command_here("publish", damaged, tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_dry_run_changes_nothing(tmp_path, bundles):
@@ -237,6 +243,43 @@ def test_the_commands_from_serve_to_rollback(tmp_path, bundles):
             "removed": [],
             "dry_run": False,
         }
+        taken = addresses["http"].rpartition(":")[2]  # a second server that cannot start leaves the first one its note
+        assert "Address already in use" in one_line(command_here("serve", root, *ports[2:], "--http-port", taken))
+        assert json.loads((tmp_path / "models.rollout" / "server.json").read_text())["pid"] == addresses["pid"]
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=30) == 0
     assert not (tmp_path / "models.rollout" / "server.json").exists()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("key", ["", "there"])
+def test_a_repository_that_may_not_be_written_is_served(tmp_path, bundles, key):
+    root = small_repository(tmp_path / "models")
+    publish(bundles[0], root, servers=[], preflight=False)
+    state = Repository(root).state
+    if key:
+        (state / "control.key").write_text(key)
+    before = sorted(tmp_path.rglob("*"))
+    # Root may write anywhere; without this capability even root may not.
+    limit = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.geteuid() == 0 else []
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", "5"]
+    run = [*limit, sys.executable, "-m", "trieton_builder", "serve", str(root), *ports, "--json"]
+    for folder in (root, state):
+        folder.chmod(0o555)
+    try:
+        with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
+            lines = []
+            while not lines or lines[-1] not in ("}\n", ""):
+                lines.append(serving.stdout.readline())
+            addresses = json.loads("".join(lines))
+            with Client(addresses["grpc"]) as client:
+                assert client.retrieve(HISTORIES[0]).bundle_id == id_of(bundles[0])
+            serving.send_signal(signal.SIGTERM)
+            assert serving.wait(timeout=30) == 0
+            said = serving.stderr.read()
+    finally:
+        for folder in (root, state):
+            folder.chmod(0o755)
+    assert f"{state} may not be written here: publishers name this server with --triton" in said
+    assert ("give it one with --key-file" in said) == (not key)
+    assert sorted(tmp_path.rglob("*")) == before

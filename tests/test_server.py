@@ -132,6 +132,29 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
     assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
 
 
+def test_the_stub_of_a_starter_killed_while_it_loads_is_swept_once_its_server_has_gone(tmp_path):
+    folder = make_repository(
+        tmp_path / "models", f"import time\nopen({str(tmp_path / 'loading')!r}, 'w')\ntime.sleep(600)"
+    )
+    program = (
+        f"from trieton_builder.server import TritonServer\nTritonServer({str(folder)!r}, load=('double',)).start()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as starter:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "loading").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (server,) = psutil.Process(starter.pid).children()
+        (stub,) = server.children()
+        starter.kill()
+    psutil.wait_procs([server], timeout=20)
+    leftovers.sweep()
+    _, alive = psutil.wait_procs([server, stub], timeout=5)
+    assert not alive
+    assert not list(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
+    assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
+
+
 def test_a_path_with_spaces_is_served_like_any_other(tmp_path, monkeypatch):
     (tmp_path / "of the machine").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of the machine"))
@@ -147,6 +170,14 @@ def test_a_taken_port_is_named(tmp_path):
         port = other.getsockname()[1]
         with pytest.raises(PortTakenError, match=f"gRPC port {port} on 127.0.0.1: Address already in use"):
             TritonServer(make_repository(tmp_path), load=("double",), ports=(None, port, None)).start()
+
+
+def test_one_port_for_two_endpoints_is_refused():
+    with pytest.raises(ValueError, match="metrics port: expected another one than the HTTP port, got 8000 for both"):
+        choose_ports((8000, 8001, 8000))
+    with pytest.raises(ValueError, match="gRPC port: expected 0 to 65535, got 65536"):
+        choose_ports((None, 65536, None))
+    assert len(set(choose_ports((0, 0, None)))) == 3
 
 
 def test_a_port_lost_between_choosing_and_binding_is_chosen_anew(tmp_path, monkeypatch):

@@ -1,9 +1,13 @@
-"""What a server leaves whose starter was killed: a folder of links and regions in /dev/shm, found and removed later.
+"""What a server leaves whose starter was killed: a folder of links, regions in /dev/shm, stubs; removed later.
+
+The server itself is told to end when its starter dies. While it still loads a model it ends so abruptly that the stub
+of that model lives on, for ever (seen).
 
 A server's id names its starter's process, `trieton-PID-RANDOM`. Process ids mean nothing in another container that
 shares /tmp, so the folder also holds the starter's process namespace, and only one of our own namespace may be swept.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -36,9 +40,21 @@ def dead_folders() -> list[Path]:
 
 
 def sweep() -> None:
-    """Remove what dead starters of this namespace left."""
+    """Remove what dead starters of this namespace left; a server that still answers its last requests keeps it."""
     for folder in dead_folders():
-        remove_regions(folder.name.rpartition("-")[0] + "-")
+        name = folder.name.rpartition("-")[0]
+        stubs, serving = [], False
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or [""]
+            serving |= f"--id={name}" in words
+            if words[0].startswith(f"{folder}/"):
+                stubs.append(process)
+        if serving:
+            continue
+        for stub in stubs:
+            with contextlib.suppress(psutil.Error):
+                stub.kill()
+        remove_regions(f"{name}-")
         shutil.rmtree(folder, ignore_errors=True)
 
 

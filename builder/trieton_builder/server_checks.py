@@ -55,12 +55,17 @@ def choose_ports(wanted: Sequence[int | None], address: str = "127.0.0.1") -> tu
 
     Raises:
         PortTakenError: a port given by number is in use.
+        ValueError: no port, or one number for two endpoints.
     """
+    given: dict[int, str] = {}
+    for name, port in zip(("HTTP", "gRPC", "metrics"), wanted, strict=True):
+        if port is not None and not 0 <= port <= 65535:
+            raise ValueError(f"{name} port: expected 0 to 65535, got {port}")
+        if port and given.setdefault(port, name) != name:
+            raise ValueError(f"{name} port: expected another one than the {given[port]} port, got {port} for both")
     with contextlib.ExitStack() as held:
         ports = []
         for name, port in zip(("HTTP", "gRPC", "metrics"), wanted, strict=True):
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name} port: expected 0 to 65535, got {port}")
             probe = held.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one in TIME_WAIT is free
             try:

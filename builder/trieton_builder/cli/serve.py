@@ -15,35 +15,54 @@ from trieton_builder.cli.common import clean_errors, err, fail, out, print_json
 @clean_errors
 def serve(
     repository: Path = typer.Argument(help="Model repository; `trieton publish` fills it, before or while serving."),
-    http_port: int = typer.Option(8000, help="Port of the HTTP endpoint; 0 takes a free one."),
-    grpc_port: int = typer.Option(8001, help="Port of the gRPC endpoint; 0 takes a free one."),
-    metrics_port: int = typer.Option(8002, help="Port of the Prometheus metrics; 0 takes a free one."),
+    http_port: int = typer.Option(8000, min=0, max=65535, help="Port of the HTTP endpoint; 0 takes a free one."),
+    grpc_port: int = typer.Option(8001, min=0, max=65535, help="Port of the gRPC endpoint; 0 takes a free one."),
+    metrics_port: int = typer.Option(
+        8002, min=0, max=65535, help="Port of the Prometheus metrics; 0 takes a free one."
+    ),
     address: str = typer.Option("127.0.0.1", help="Where to listen. Anything but loopback opens it to the network."),
     key_file: Path | None = typer.Option(
         None, help="File with the key of the model-control endpoints. Default: control.key beside the repository, made."
     ),
     model_control: str = typer.Option("explicit", help="explicit; or poll: the server watches the repository itself."),
     log: Path | None = typer.Option(
-        None, help="File for the server's output. Default: server.log beside the repository."
+        None, help="File for the server's output. Default: server.log beside the repository, if that may be written."
     ),
     exit_timeout: int = typer.Option(30, min=1, help="Seconds that requests in flight get when the server stops."),
     as_json: bool = typer.Option(False, "--json", help="Print the addresses as JSON."),
 ) -> None:
-    """Start the server on a repository and stay until Ctrl-C or SIGTERM; then stop it in order."""
+    """Start the server on a repository and stay until Ctrl-C or SIGTERM; then stop it in order.
+
+    A repository that may not be written (a read-only mount) is served as it is.
+    """
+    from trieton_builder.places import refuse_as_repository, refuse_inside
     from trieton_builder.rollout.recover import recover
     from trieton_builder.rollout.repository import Repository
     from trieton_builder.rollout.steps import Steps
-    from trieton_builder.rollout.targets import Target, ensure_key, read_key, remember_server
+    from trieton_builder.rollout.targets import Target, ensure_key, find_key, read_key, remember_server
     from trieton_builder.server import TritonServer
 
     repo = Repository(repository)
     if not repo.root.is_dir():
         raise ValueError(f"model repository {repo.root}: no such folder; trieton publish BUNDLE {repository} makes it")
-    repo.prepare()
-    with repo.lock(wait=30):
-        # A publisher that was killed between rename and canary may have left a version that does not even load.
-        recover(Target(repo), Steps(lambda event: err.print(event.text) if event.state == "note" else None))
-    key = ensure_key(repo) if key_file is None else read_key(key_file)
+    refuse_as_repository(repo.root)
+    refuse_inside(log)
+    key = None if key_file is None else read_key(key_file)
+    writable = repo.is_writable()
+    if writable:
+        repo.prepare()
+        with repo.lock(wait=30):
+            # A publisher that was killed between rename and canary may have left a version that does not even load.
+            recover(Target(repo), Steps(lambda event: err.print(event.text) if event.state == "note" else None))
+        key = key or ensure_key(repo)
+        log = log or repo.state / "server.log"
+    else:
+        with contextlib.suppress(PermissionError):
+            key = key or find_key(repo) or None
+        err.print(
+            f"{repo.state} may not be written here: publishers name this server with --triton"
+            + ("" if key else ", and none has the key that it starts with; give it one with --key-file")
+        )
     present = repo.versions()
     if not present:
         err.print(f"no version in {repo.root} yet; publish one, it will be loaded")
@@ -55,15 +74,17 @@ def serve(
         address=address,
         control_key=key,
         exit_timeout=exit_timeout,
-        log_path=repo.state / "server.log" if log is None else log,
+        log_path=log,
     )
     # Until the server answers, a signal ends the start as Ctrl-C does; `start` then leaves nothing behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    remembered = False
     try:
         with err.status("starting ..."):
             server.start()
-        with contextlib.suppress(OSError):  # a repository that is mounted read-only: publishers name the server then
+        if writable:
             remember_server(repo, server.grpc_url, server.pid)
+            remembered = True
         addresses = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url, "pid": server.pid}
         if as_json:
             print_json({**addresses, "version": present[-1] if present else None, "log": str(server.log_path)})
@@ -81,4 +102,5 @@ def serve(
         raise typer.Exit(code) from None
     finally:
         server.stop()
-        repo.server_file.unlink(missing_ok=True)
+        if remembered:  # else the file is about another server on this repository
+            repo.server_file.unlink(missing_ok=True)

@@ -1,11 +1,13 @@
 """Publish a bundle: stage, sync, verify, preflight, one rename, load, ready, canary; or everything as it was."""
 
+import contextlib
+import functools
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,19 +102,25 @@ def publish(
         job = _Publish(Source(bundle_dir), targets, steps, command, preflight, keep_previous, canaries)
         if dry_run:
             return job.plan(version)
-        with steps.step("lock", "exclude other publishers"):
-            locks = locked(targets, wait, create=True)
-            locks.__enter__()
+        repositories = [target.repository for target in targets]
+        new = [folder for each in repositories for folder in (each.model_dir, each.root) if not folder.exists()]
         try:
-            done = job.run(version)
-            if keep is not None:
-                from trieton_builder.rollout.retention import prune_locked
+            with contextlib.ExitStack() as locks:
+                with steps.step("lock", "exclude other publishers"):
+                    locks.enter_context(locked(targets, wait, create=True))
+                done = job.run(version)
+                if keep is not None:
+                    from trieton_builder.rollout.retention import prune_locked
 
-                for target in targets:
-                    prune_locked(target, keep, steps)
-            return done
-        finally:
-            locks.__exit__(None, None, None)
+                    for target in targets:
+                        prune_locked(target, keep, steps)
+                return done
+        except BaseException:
+            # No repository where no version came of it. What is beside it says what was tried, and keeps the number.
+            for folder in new:
+                with contextlib.suppress(OSError):  # not empty, or not there
+                    folder.rmdir()
+            raise
 
 
 class _Publish:
@@ -143,8 +151,10 @@ class _Publish:
             self.steps.step("verify", f"verify the checksums of {self.source.address}"),
             tempfile.TemporaryDirectory(prefix="trieton-plan-") as folder,
         ):
-            self.source.copy_to(Path(folder) / "bundle")
-            bundle = self._open(Path(folder) / "bundle")
+            copy = Path(folder) / "bundle"
+            self.source.copy_to(copy)
+            with self._as_given(copy):
+                bundle = self._open(copy)
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
             number = self._next_version(version)
             for target in self.targets:
@@ -207,15 +217,21 @@ class _Publish:
                 self.staged[id(target)] = staged
                 with named(repository.state, hide=True):
                     self.source.copy_to(staged)
-        with self.steps.step("verify", "verify every checksum of the staged copy"):
+        with (
+            self.steps.step("verify", "verify every checksum of the staged copy"),
+            self._as_given(*self.staged.values()),
+        ):
             bundles = [self._open(staged) for staged in self.staged.values()]
             for target in self.targets:
                 self._check_config(target.repository, bundles[0])
         self.canaries = self._find_canaries(bundles[0])
         if self.preflight:
-            with self.steps.step("preflight", "a throw-away server loads it and answers the canaries"):
-                for target in self.targets[:1]:
-                    self._preflight(self.staged[id(target)].parents[1], target.repository, bundles[0])
+            staged = self.staged[id(self.targets[0])]
+            with (
+                self.steps.step("preflight", "a throw-away server loads it and answers the canaries"),
+                self._as_given(staged, staged.parents[1]),
+            ):
+                self._preflight(staged.parents[1], self.main, bundles[0])
         return bundles[0]
 
     def _swap(self, number: int, bundle: Any) -> list[str]:
@@ -264,6 +280,22 @@ class _Publish:
             self.steps.note(f"while going back: {note}")
 
     # Parts of steps
+
+    @contextlib.contextmanager
+    def _as_given(self, *copies: Path) -> Iterator[None]:
+        """Let errors about copies, which go away with the error, name the bundle that was given."""
+
+        def renamed(text: object) -> str:
+            return functools.reduce(lambda said, copy: said.replace(str(copy), self.source.address), copies, str(text))
+
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.filename:
+                error.filename = renamed(error.filename)
+            else:
+                error.args = (renamed(error), *error.args[1:])
+            raise
 
     def _previous(self, target: Target) -> int | None:
         return self.previous[id(target)]

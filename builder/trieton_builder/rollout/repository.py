@@ -86,6 +86,10 @@ class Repository:
         if not self.model_dir.is_dir():
             raise RolloutError(f"model repository {self.root} has no model {self.model}: publish a bundle first")
 
+    def is_writable(self) -> bool:
+        """Whether this process may make and change what lies beside the repository."""
+        return os.access(self.state if self.state.is_dir() else self.state.parent, os.W_OK)
+
     # Changing
 
     def prepare(self) -> None:

@@ -181,7 +181,8 @@ def versions(
         target = targets[0]
         repo = target.repository
         held = {control.url: control.ready_versions() for control in target.servers}
-    repo.require()
+    if not repo.state.is_dir():  # a failed first publish leaves a ledger and no repository
+        repo.require()
     table: dict[int, dict[str, Any]] = {}
     for entry in Ledger(repo.state).entries():
         number = entry["version"]
