@@ -1,6 +1,7 @@
 """Whole searches in buckets of fixed shapes equal those level by level: captured on a GPU, interpreted elsewhere."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ pytest.importorskip("onnx_ir", reason="the exporter needs it")
 from searching import plane_of
 from tiny_retriever import FIRST_TOKEN, MAX_LENGTH, VOCAB_SIZE, tiny_t5
 from trieton.beam import BeamResult, beam_search
+from trieton.bundle import Bundle
 from trieton.captured import MAX_GRAPHS, Bucket, CapturedSearch
 from trieton.index import StaticIndex
 from trieton.retriever import PromptTemplate, Retriever, TokenMap
+from trieton.search import Query, Searcher
+from trieton_builder.bundle import write_bundle
 from trieton_builder.export import export_retriever
 from trieton_builder.trie import build_index
 
@@ -26,10 +30,15 @@ SIZES = (8, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def retriever(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("captured") / "retriever"
     prompt = PromptTemplate(TokenMap.contiguous(SIZES, first=FIRST_TOKEN), max_items=10)
     export_retriever(tiny_t5(), folder, prompt, max_length=MAX_LENGTH, engine="torch")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def retriever(folder: Path) -> Retriever:
     return Retriever.open(folder, device=DEVICE)
 
 
@@ -91,6 +100,28 @@ def test_what_beam_search_refuses_is_refused(retriever, index):
         captured.search([np.arange(3)], 2, [None, None])
     with pytest.raises(ValueError, match="request 0"):
         captured.search([np.full(3, VOCAB_SIZE)], 2)
+
+
+def test_queries_of_a_bundle_are_answered_in_one_launch(folder, tmp_path, monkeypatch):
+    rng = np.random.default_rng(4)
+    ids = np.arange(100, 220)
+    index = build_index(rng.integers(0, 8, (120, 3)), codebook_sizes=SIZES, item_ids=ids, sets={"even": ids % 2 == 0})
+    write_bundle(tmp_path / "bundle", index=index, retriever_dir=folder, provenance={})
+    if not ON_GPU:
+        monkeypatch.setattr(Searcher, "_captured_search", lambda self: CapturedSearch(self.retriever, self.index))
+    searcher = Searcher(Bundle.open(tmp_path / "bundle", device=DEVICE), kernel="gpu")
+    queries = [
+        Query(ids[:3], num_results=4, beam_width=6, constraint="even"),
+        Query(ids[3:9], num_results=2, beam_width=8, exclude=ids[:50]),
+    ]
+    answers = searcher.search(queries)
+    assert searcher.totals.levels == 2 * index.num_levels
+    assert searcher._captured is not None
+    assert len(searcher._captured._graphs) == 1
+    searcher._captured = None
+    for got, want in zip(answers, searcher.search(queries), strict=True):
+        np.testing.assert_array_equal(got.item_ids, want.item_ids)
+        np.testing.assert_allclose(got.scores, want.scores, atol=1e-4)
 
 
 def assert_close(got: BeamResult, want: BeamResult) -> None:
