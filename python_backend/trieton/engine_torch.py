@@ -4,6 +4,7 @@ Everything stays on the device: logits go to the kernel, and its codes and paren
 """
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -108,14 +109,34 @@ def _program(path: Path, device: str) -> Callable[..., Any]:
     return move_to_device_pass(program, device).module()
 
 
+# What the exporter writes beside two lists of tensors and an empty file where example inputs would be pickled.
+_ENTRIES = re.compile(
+    r"models/model\.json|data/weights/weight_\d+|data/constants/tensor_\d+"
+    r"|archive_format|archive_version|byteorder|\.data/(version|serialization_id)"
+)
+_LISTS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_EXAMPLES = "data/sample_inputs/model.pt"
+
+
 def _refuse_pickles(path: Path) -> None:
-    """Refuse an archive in which `torch.export.load` would unpickle anything: pickles can run code."""
+    """Refuse an archive in which `torch.export.load` would unpickle anything: pickles can run code.
+
+    It still reads older layouts, which are pickled, and loads machine code from packages: so only the entries are
+    admitted that the exporter writes.
+    """
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith("_config.json"):
-                entries = json.loads(archive.read(name)).get("config", {})
-                pickled = [entry for entry, meta in entries.items() if meta.get("use_pickle") is not False]
-                if pickled:
-                    raise ValueError(f"{name}: {pickled[0]} is pickled, which can run code")
-            elif "/sample_inputs/" in name and archive.getinfo(name).file_size:
-                raise ValueError(f"{name}: pickled example inputs, which can run code")
+        names = archive.namelist()
+        if len(set(names)) < len(names):
+            raise ValueError("an entry stands in it twice; readers differ in which one they take")
+        for name in names:
+            inner = name.partition("/")[2]
+            if inner in _LISTS:
+                for entry, meta in json.loads(archive.read(name)).get("config", {}).items():
+                    plain = re.fullmatch(r"(weight|tensor)_\d+", meta["path_name"])
+                    if meta.get("use_pickle") is not False or not plain:
+                        raise ValueError(f"{name}: {entry} is pickled, which can run code")
+            elif inner == _EXAMPLES:
+                if archive.getinfo(name).file_size:
+                    raise ValueError(f"{name}: pickled example inputs, which can run code")
+            elif not _ENTRIES.fullmatch(inner):
+                raise ValueError(f"{name}: not an entry that `trieton export` writes; others can run code")
