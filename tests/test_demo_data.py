@@ -85,6 +85,24 @@ def test_named_sets_are_genres_years_decades_and_the_newest(files):
 
 
 @pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("Misérables, Les", "Les Misérables"),
+        ("Enfer, L'", "L'Enfer"),
+        ("Boot, Das", "Das Boot"),
+        ("Blue Angel, The (Blaue Engel, Der)", "The Blue Angel (Der Blaue Engel)"),
+        ("Die xue shuang xiong (Killer, The)", "Die xue shuang xiong (The Killer)"),
+        ("Fille seule, La (A Single Girl)", "La Fille seule (A Single Girl)"),
+        ("Sex, Lies, and Videotape", "Sex, Lies, and Videotape"),
+        ("Mrs. Brown (Her Majesty, Mrs. Brown)", "Mrs. Brown (Her Majesty, Mrs. Brown)"),
+        ("The Good, The Bad and The Ugly", "The Good, The Bad and The Ugly"),
+    ],
+)
+def test_an_article_stands_before_its_title_in_any_language(written, read):
+    assert movielens.article_first(written) == read
+
+
+@pytest.mark.parametrize(
     ("change", "text"),
     [
         (("30\tDay", "x\tDay"), "x.item: expected integers"),

@@ -1,6 +1,7 @@
 """What the README promises, run as printed: the demo in one command, then its repository served and asked."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -56,6 +57,14 @@ def test_the_demo_shows_people_a_clean_swap_and_an_honest_table(demo):
     assert "the server ended with exit code 0" in printed
     rolled_back = sorted(p.name for p in workdir.glob("repository/generative_retriever/*"))
     assert rolled_back == ["1", "config.pbtxt"]  # so that a restarted server begins with the version that answers
+
+
+def test_the_commands_that_the_demo_ends_with_run_as_printed(demo, server):
+    serve, query, explain = (shlex.split(line)[1:] for line in demo[1].splitlines()[-3:])
+    assert serve == ["serve", os.path.relpath(server.repository)]
+    for command in ([*query, "--url", server.grpc_url], explain):
+        done = trieton(*command)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_second_demo_uses_the_trained_model_again(demo):

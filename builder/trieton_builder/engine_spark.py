@@ -1,4 +1,8 @@
-"""Sorting on a Spark cluster, for catalogues that outgrow one machine. In tests: local mode on the machine's Java."""
+"""Sorting on a Spark cluster, for catalogues that outgrow one machine. In tests: local mode on the machine's Java.
+
+Only the sorts run there. The driver reads and checks the input batch by batch and streams the sorted parts into the
+index, which is one file: its memory stays bounded, its disks and one of its cores see every row.
+"""
 
 import os
 from collections.abc import Mapping

@@ -16,7 +16,9 @@ import polars as pl
 WHEEL = "recbole==1.2.1"
 NEWEST_YEARS = 2  # release years that count as newest
 _FOLDER = Path("dataset_example") / "ml-100k"
-_ARTICLE = re.compile(r"^(?P<rest>.+), (?P<article>The|A|An)$")
+# An article behind its title, or behind the original title in brackets: "Blue Angel, The (Blaue Engel, Der)".
+_ARTICLES = "The|A|An|Le|La|Les|L'|Un|Une|Der|Die|Das|Ein|Eine|El|Los|Las|Una|Il|Lo|Gli|Uno|O|Det"
+_BEHIND = re.compile(rf"(?P<start>^|\()(?P<rest>[^()]+), (?P<article>{_ARTICLES})(?=$|\)| \()")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,7 @@ def read_movielens(interactions: Path, items: Path) -> MovieLens:
         raise ValueError(f"{interactions}: expected two films or more per person")
     return MovieLens(
         item_ids=item_ids,
-        titles=tuple(_ARTICLE.sub(r"\g<article> \g<rest>", title) for title in films["movie_title"].to_list()),
+        titles=tuple(map(article_first, films["movie_title"].to_list())),
         years=years,
         genre_names=genre_names,
         genres=genres,
@@ -115,6 +117,11 @@ def read_movielens(interactions: Path, items: Path) -> MovieLens:
         histories=tuple(sequence[:-1] for sequence in sequences),
         targets=np.array([sequence[-1] for sequence in sequences]),
     )
+
+
+def article_first(title: str) -> str:
+    """`Misérables, Les` -> `Les Misérables`, as people write it."""
+    return _BEHIND.sub(r"\g<start>\g<article> \g<rest>", title).replace("L' ", "L'")
 
 
 def _folder() -> Path:

@@ -1,6 +1,9 @@
 """The demo: real people, real films, the real server; one new version under traffic, and back."""
 
+import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +56,7 @@ def run_demo(workdir: Path, console: Console, recipe: Recipe) -> None:
             code = server.stop()
     console.print(f"  the server ended with exit code {code}")
     _print_seconds(stages)
+    _print_next(workdir, console)
 
 
 def _check_before_minutes_of_work(repository: Repository) -> None:
@@ -147,6 +151,19 @@ def _evaluate(prepared: Prepared, server: TritonServer, stages: Stages) -> None:
         raise RuntimeError(
             f"{different} people were served other films than the search gives, {served.invalid} invalid"
         )
+
+
+def _print_next(workdir: Path, console: Console) -> None:
+    """Commands that go on from here, as they run in this folder."""
+    program = os.path.relpath(Path(sys.prefix) / "bin" / "trieton")
+    folder = shlex.quote(os.path.relpath(workdir))
+    console.print("\nNow serve what was made here, and in a second terminal ask it:\n", highlight=False)
+    for arguments in (
+        f"serve {folder}/repository",
+        'query 50 172 181 210 --constraint "drama and newest"',
+        f"explain 50 172 181 --bundle {folder}/bundles/all-films",
+    ):
+        console.print(f"  {program} {arguments}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_seconds(stages: Stages) -> None:
