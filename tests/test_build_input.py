@@ -108,6 +108,9 @@ def test_text_ids_are_declared_where_files_have_no_types(tmp_path: Path) -> None
         build(tmp_path / "a.csv", tmp_path / "o")
     index = build(tmp_path / "a.csv", tmp_path / "o", text_ids=True)
     assert index.catalog.ids(np.arange(2)).tolist() == ["007", "B0X"]
+    by_level(catalogue()).write_parquet(tmp_path / "typed.parquet")
+    with pytest.raises(CatalogError, match=r"typed\.parquet: column 'item_id': declared as strings, got Int64"):
+        build(tmp_path / "typed.parquet", tmp_path / "o", text_ids=True)
     (tmp_path / "a.json").write_text('{"x": [1, 2, 3], "y": [1, 2, 4]}')
     assert build(tmp_path / "a.json", tmp_path / "o", text_ids=True).catalog.positions(["y", "x", "z"]).tolist() == [
         1,

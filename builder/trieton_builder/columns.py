@@ -24,7 +24,8 @@ class Columns:
     Attributes:
         codes: one list column, or one column per level; empty: `codes` where it exists, else `code_0`, `code_1`, ...
         item_id: column of item ids; None: rows number the items.
-        text_ids: whether item ids of CSV and of JSON of item -> codes, which have no types, are strings; else integers.
+        text_ids: item ids are strings. Has to be said of CSV and of JSON of item -> codes, which have no types; else
+            those are integers.
         set_columns: columns of booleans, or of 0 and 1; each is a named set of its own name.
         set_names: a column with the names of an item's sets: a list, or text with separators.
         set_separator: between names in text.
@@ -93,6 +94,8 @@ class Columns:
         if file.suffix.lower() in (".csv", ".json"):
             return self.text_ids
         if dtype.is_integer():
+            if self.text_ids:
+                raise CatalogError(f"{file}: column {self.item_id!r}: declared as strings, got {dtype}")
             return False
         if dtype in (pl.String, pl.Categorical, pl.Enum):
             return True

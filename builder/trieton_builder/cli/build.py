@@ -35,7 +35,7 @@ def build(
     ),
     item_id: str | None = typer.Option(None, help="The column of item ids; item_id by default."),
     row_ids: bool = typer.Option(False, help="There are no item ids: number the items by their rows."),
-    text_ids: bool = typer.Option(False, help="Item ids of CSV and JSON are strings."),
+    text_ids: bool = typer.Option(False, help="Item ids are strings; other files than CSV and JSON say so themselves."),
     sets: list[str] = typer.Option(
         [], "--set", help="A column to keep as a named set, booleans or 0 and 1; repeatable."
     ),

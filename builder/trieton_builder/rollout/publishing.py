@@ -152,7 +152,8 @@ class _Publish:
             tempfile.TemporaryDirectory(prefix="trieton-plan-") as folder,
         ):
             copy = Path(folder) / "bundle"
-            self.source.copy_to(copy)
+            with named(tempfile.gettempdir(), hide=True):
+                self.source.copy_to(copy)
             with self._as_given(copy):
                 bundle = self._open(copy)
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
