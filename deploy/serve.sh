@@ -5,6 +5,7 @@
 #   TRIETON_CONTROL_KEY_FILE  file with the key of the model-control endpoints     default beside the repository
 #   TRIETON_EXIT_TIMEOUT      seconds that requests in flight get at the end       default 30
 #   TRIETON_ADDRESS           where to listen                                      default 0.0.0.0, the container's network
+#   OTEL_EXPORTER_OTLP_ENDPOINT  collector (OTLP over HTTP) for the spans of requests with a header traceparent
 #   further arguments         go to the server as they are
 set -euo pipefail
 
@@ -33,6 +34,12 @@ done
 # `load` with a `file:` parameter runs whatever Python it is given: whoever may control models owns the container.
 control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$key_file")"
 
+# Headers reach the models as request parameters. (The server's own tracing holds its end with a collector that hangs.)
+tracing=()
+if [[ -n ${OTEL_EXPORTER_OTLP_ENDPOINT:-}${OTEL_EXPORTER_OTLP_TRACES_ENDPOINT:-} ]]; then
+    tracing=(--{http,grpc}-header-forward-pattern='(?i)traceparent|tracestate')
+fi
+
 # Our configuration is complete; to guess at it the server would start every model twice.
 # strict-readiness off: one failed load of a new version would turn the whole server unready while the old version
 # serves. Readiness is asked per model. Summaries of latencies are off by default; the dashboard shows their quantiles.
@@ -49,4 +56,4 @@ exec tritonserver \
     --strict-readiness=false \
     --metrics-config=summary_latencies=true \
     --exit-timeout-secs="${TRIETON_EXIT_TIMEOUT:-30}" \
-    "$@"
+    "${tracing[@]}" "$@"

@@ -1,5 +1,8 @@
 """The whole search in process, on a real bundle, against the oracle."""
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
 from trieton.bundle import Bundle
 from trieton.search import PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
+from trieton.watch import CHECK_SECONDS
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
 CATALOGUE = tiny_catalogue()
@@ -209,7 +213,7 @@ def test_a_base_constraint_holds_every_request_and_positions_in_errors_stay_thos
 
 @pytest.mark.case("S08")
 def test_a_search_that_nobody_waits_for_stops_between_two_levels(searcher, monkeypatch):
-    monkeypatch.setattr("trieton.search.CHECK_SECONDS", -1.0)
+    monkeypatch.setattr("trieton.watch.CHECK_SECONDS", 1e-9)
     levels = searcher.totals.levels
     asked = []
 
@@ -222,6 +226,63 @@ def test_a_search_that_nobody_waits_for_stops_between_two_levels(searcher, monke
     assert entry.kind == "cancelled"
     assert searcher.totals.levels - levels == 1
     assert pairs(one(searcher, [1003]))
+
+
+@pytest.mark.case("S08")
+@pytest.mark.parametrize("kernel", ["cpu", "torch"])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_who_leaves_a_batch_that_goes_on_loses_the_beams_and_changes_no_bit_of_the_others(
+    tiny_bundle, monkeypatch, kernel, level
+):
+    monkeypatch.setattr("trieton.watch.CHECK_SECONDS", 1e-9)
+    searcher = Searcher(Bundle.open(tiny_bundle), threads=1, limits=LIMITS, kernel=kernel)
+    asked = [Query([1000 + i, 1050 + i], beam_width=20, constraint=(None, "even")[i % 2]) for i in range(8)]
+    whole = searcher.search(asked)
+    assert all(isinstance(entry, Answer) for entry in whole)
+    before = replace(searcher.totals)
+    seen = []
+    leaving = {0, 3, 4, 7}
+
+    def cancelled(place):
+        seen.append(place)
+        return place in leaving and len(seen) > 8 * level  # everybody is asked after once a level
+
+    entries = searcher.search(asked, cancelled=cancelled)
+    for place, (entry, want) in enumerate(zip(entries, whole, strict=True)):
+        if place in leaving:
+            assert isinstance(entry, QueryError)
+            assert entry.kind == "cancelled"
+        else:
+            assert pairs(entry) == pairs(want)
+            assert entry.scores.tobytes() == want.scores.tobytes()
+            assert entry.certified == want.certified
+    assert searcher.totals.cancelled - before.cancelled == 4
+    assert searcher.totals.searches - before.searches == 4
+    assert searcher.totals.failed == before.failed
+    assert searcher.totals.levels - before.levels == 8 * level + 4 * (3 - level)
+
+
+def test_asking_whether_people_still_wait_is_spread_over_the_search(searcher):
+    """A question costs a message to the server; a batch of many must not ask about everybody at every level."""
+    asked: list[int] = []
+    started = time.perf_counter()
+    searcher.search([Query([1000 + i]) for i in range(8)] * 8, cancelled=lambda place: bool(asked.append(place)))
+    assert len(asked) <= (time.perf_counter() - started) / CHECK_SECONDS
+
+
+def test_candidates_are_counted_by_the_kernels_that_can(tiny_bundle):
+    """The reference ranks whatever is allowed; the compiled step comes to fewer, for it passes over who cannot win."""
+    counts = {}
+    for kernel in ("torch", "cpu"):
+        searcher = Searcher(Bundle.open(tiny_bundle), threads=1, limits=LIMITS, kernel=kernel)
+        one(searcher, [1003], include=[1001, 1002, 1003], num_results=3, beam_width=3)
+        counts[kernel] = [searcher.totals.ranked]
+        one(searcher, [1003], num_results=1, beam_width=1)
+        counts[kernel].append(searcher.totals.ranked - counts[kernel][0])
+    codes = {tuple(CATALOGUE.codes[CATALOGUE.ids.index(item)]) for item in (1001, 1002, 1003)}
+    assert counts["torch"][0] == sum(len({c[: level + 1] for c in codes}) for level in range(3))
+    assert counts["cpu"][0] == counts["torch"][0], "a beam with room for all rules nobody out"
+    assert 3 <= counts["cpu"][1] <= counts["torch"][1]
 
 
 @pytest.mark.case("I04")

@@ -312,6 +312,7 @@ def test_the_figures_of_the_metrics_endpoint_follow_what_was_asked(served, clien
     assert grown[f'trieton_searches{{{label},outcome="ok"}}'] == 5
     assert grown[f'trieton_searches{{{label},outcome="invalid"}}'] == 1
     assert grown[f"trieton_short_results{{{label}}}"] == 5
+    assert grown[f"trieton_candidates{{{label}}}"] == 5 * 3  # one allowed child at each level
     assert grown[f"trieton_unknown_items{{{label}}}"] == 5
     assert grown[f"trieton_certified_results{{{label}}}"] == 5
     assert grown[f'trieton_stage_seconds{{{label},stage="decode"}}'] > 0

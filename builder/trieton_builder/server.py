@@ -37,6 +37,7 @@ from trieton_builder.server_checks import (
 KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
 RESTRICTED = "model-repository,shared-memory,trace,logging"
+TRACE_HEADERS = "(?i)traceparent|tracestate"  # handed on to the models as request parameters
 PORT_TRIES = 5
 
 
@@ -59,6 +60,8 @@ class TritonServer:
         poll_seconds: how often poll mode looks.
         niceness: 0 to 19; above 0 the server leaves the processor to others.
         env: extra environment variables for the server and its models.
+        trace_endpoint: base address of an OpenTelemetry collector (OTLP over HTTP) for the spans of requests with a
+            header `traceparent`, see `trieton.tracing`.
         log_path: file for the server's output, kept; None keeps it only while the server lives.
         extra_args: further command-line options of the server.
 
@@ -82,6 +85,7 @@ class TritonServer:
         start_timeout: float = 120.0,
         poll_seconds: int = 1,
         niceness: int = 0,
+        trace_endpoint: str | None = None,
         env: Mapping[str, str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
         extra_args: Sequence[str] = (),
@@ -99,6 +103,7 @@ class TritonServer:
         self._start_timeout = start_timeout
         self._poll_seconds = poll_seconds
         self._niceness = niceness
+        self._trace_endpoint = trace_endpoint
         self._env = dict(env or {})
         self._wanted_log = None if log_path is None else Path(log_path).absolute()
         self._extra_args = tuple(extra_args)
@@ -271,6 +276,10 @@ class TritonServer:
             f"--strict-readiness={str(self._strict_readiness).lower()}",
             f"--exit-timeout-secs={self.exit_timeout}",
         ]
+        if self._trace_endpoint is not None:
+            # Not the server's own tracing (--trace-config mode=opentelemetry): with a collector that accepts and never
+            # answers it does not end on SIGTERM within 20 s (seen).
+            arguments += [f"--{kind}-header-forward-pattern={TRACE_HEADERS}" for kind in ("http", "grpc")]
         if self.model_control == "poll":
             arguments.append(f"--repository-poll-secs={self._poll_seconds}")
         return [*arguments, *(f"--load-model={name}" for name in self.load), *self._extra_args]
@@ -289,6 +298,8 @@ class TritonServer:
             library.mkdir()
             (library / installation.libpython.name).symlink_to(installation.libpython)
             _prepend(environment, "LD_LIBRARY_PATH", str(library))
+        if self._trace_endpoint is not None:
+            environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self._trace_endpoint
         return {**environment, **self._env}
 
     def _plain_repository(self) -> Path:

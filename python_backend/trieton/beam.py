@@ -34,6 +34,8 @@ class BeamResult:
         bound: float32 [B], the highest partial score that was pruned before the last level; -inf if none. The first
             results are proven down to the last one whose score is at least this.
         errors: per request None, or why it has no results.
+        ranked: int64 [B], candidates that the kernel had to rank, see `trieton.kernels.Beams`; None where it does not
+            count.
     """
 
     scores: np.ndarray
@@ -43,6 +45,7 @@ class BeamResult:
     certified: np.ndarray
     bound: np.ndarray
     errors: list[str | None]
+    ranked: np.ndarray | None = None
 
 
 def beam_search(
@@ -178,7 +181,7 @@ def finish(beams: Beams, wanted: np.ndarray) -> BeamResult:
     proven = np.where(num_valid == wanted, last, -np.inf)  # where results are missing, nothing may have been pruned
     certified = (beams.bound <= proven) & (beams.failed < 0)
     errors = [None if level < 0 else f"level {level}: NaN or +inf among the logits" for level in beams.failed.tolist()]
-    return BeamResult(scores, codes, leaves, num_valid, certified, beams.bound, errors)
+    return BeamResult(scores, codes, leaves, num_valid, certified, beams.bound, errors, beams.ranked)
 
 
 def _replace(result: BeamResult, requests: np.ndarray, by: BeamResult) -> None:
@@ -190,3 +193,5 @@ def _replace(result: BeamResult, requests: np.ndarray, by: BeamResult) -> None:
         getattr(result, name)[requests] = getattr(by, name)
     for place, request in enumerate(requests):
         result.errors[request] = by.errors[place]
+    if result.ranked is not None and by.ranked is not None:
+        result.ranked[requests] += by.ranked

@@ -9,6 +9,7 @@ For the `torch.export` engine. On a CPU (with the interpreted kernel) the same c
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -118,7 +119,7 @@ class _Graph:
         self.steps.restart(np.append(widths, np.ones(filler, np.int32)), [*planes, *[None] * filler])
         self.replay()
         found = self.steps.result()
-        return Beams(*(getattr(found, name)[:count] for name in Beams.__dataclass_fields__))
+        return replace(found, **{name: array[:count] for name, array in vars(found).items() if array is not None})
 
     def _levels(self) -> None:
         """All levels over the buffers, waiting for nothing."""

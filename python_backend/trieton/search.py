@@ -7,7 +7,8 @@ same call in a test, a benchmark or an offline job gives what the server gives.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -17,88 +18,17 @@ from trieton.bundle import Bundle
 from trieton.constraints import ItemIds, compile_constraint, precompile
 from trieton.expressions import named
 from trieton.plane import Plane
+from trieton.query import Answer, Limits, Query, QueryError
+from trieton.watch import CANCELLED, AllCancelledError, Watch
 
 if TYPE_CHECKING:
     from trieton.captured import CapturedSearch
+    from trieton.tracing import Trace
+
+__all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Totals"]
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
-CHECK_SECONDS = 0.005  # asking whether a request was cancelled costs a message to the server; no more often than this
 PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one query; the names are those of the model config's parameters.
-
-    Attributes:
-        max_list_items: longest history, include or exclude list.
-    """
-
-    default_num_results: int = 10
-    max_num_results: int = 100
-    default_beam_width: int = 20
-    max_beam_width: int = 256
-    max_list_items: int = 10_000
-
-
-@dataclass(frozen=True)
-class Query:
-    """What one person asks.
-
-    Attributes:
-        history: item ids, oldest first. Ids that the catalogue does not have are skipped and counted; of a history
-            longer than the retriever's prompt the newest part counts.
-        input_ids: raw prompt tokens instead of a history.
-        num_results: items wanted; the default when None.
-        beam_width: prefixes that survive each level, at least num_results; when None the default, or num_results if
-            that is larger.
-        constraint: expression over the version's named sets.
-        include: only these items may be returned. An empty list allows nothing.
-        exclude: these items are never returned.
-    """
-
-    history: ItemIds | None = None
-    input_ids: Sequence[int] | np.ndarray | None = None
-    num_results: int | None = None
-    beam_width: int | None = None
-    constraint: str | None = None
-    include: ItemIds | None = None
-    exclude: ItemIds | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """Items for one query, best first.
-
-    Attributes:
-        positions: places of the items in the catalogue, int64 [n], n at most num_results.
-        item_ids: int64 [n], or `str` [n] as an object array.
-        scores: summed log-probabilities, float32 [n], descending.
-        codes: semantic IDs, int32 [n, num_levels]; -1 behind the end of a short one.
-        certified: these are the true top of everything the constraint allows, not only of the beam.
-        num_unknown: ids of the history that the catalogue does not have.
-        num_wanted: results that were asked for, or the default.
-    """
-
-    positions: np.ndarray
-    item_ids: np.ndarray
-    scores: np.ndarray
-    codes: np.ndarray
-    certified: bool
-    num_unknown: int
-    num_wanted: int
-
-
-class QueryError(ValueError):
-    """Why one query has no answer; the text may be shown to whoever asked.
-
-    Attributes:
-        kind: "invalid", the query's own fault; "cancelled", nobody waits for it; "failed", ours (see __cause__).
-    """
-
-    def __init__(self, text: str, kind: Literal["invalid", "cancelled", "failed"] = "invalid"):
-        super().__init__(text)
-        self.kind = kind
 
 
 @dataclass
@@ -106,6 +36,7 @@ class Totals:
     """What a searcher has done since it was made.
 
     Attributes:
+        ranked: candidates that the kernel had to rank; 0 from one that does not count.
         seconds: by stage; of a captured search, one launch from prefill to the last step, all is "decode".
     """
 
@@ -113,6 +44,7 @@ class Totals:
     invalid: int = 0
     cancelled: int = 0
     failed: int = 0
+    ranked: int = 0
     batches: int = 0
     levels: int = 0
     results: int = 0
@@ -132,6 +64,7 @@ class Prepared:
     num_results: int
     beam_width: int
     num_unknown: int
+    trace: "Trace | None" = None
 
 
 class Searcher:
@@ -212,23 +145,14 @@ class Searcher:
 
     def prepare(self, query: Query, place: int = 0) -> Prepared:
         """Check one query and compile what it asks; `place` is its place in a batch. Raises QueryError."""
-        limits = self.limits
-        num_results = limits.default_num_results if query.num_results is None else query.num_results
-        _check_bounds("num_results", num_results, 1, limits.max_num_results)
-        if query.beam_width is None:
-            beam_width = max(limits.default_beam_width, num_results)
-        else:
-            beam_width = query.beam_width
-            _check_bounds("beam_width", beam_width, 1, limits.max_beam_width)
-            if beam_width < num_results:
-                raise QueryError(f"beam_width: expected at least num_results = {num_results}, got {beam_width}")
+        num_results, beam_width = self.limits.of(query)
+        traces = () if query.trace is None else (query.trace,)
         started = time.perf_counter()
         prompt, num_unknown = self._prompt(query)
-        prompted = time.perf_counter()
+        prompted = self._spend(traces, "prompt", started, tokens=len(prompt))
         plane = self._plane(query)
-        self.totals.seconds["prompt"] += prompted - started
-        self.totals.seconds["constraint"] += time.perf_counter() - prompted
-        return Prepared(place, prompt, plane, num_results, beam_width, num_unknown)
+        self._spend(traces, "constraint", prompted, expression=query.constraint or "")
+        return Prepared(place, prompt, plane, num_results, beam_width, num_unknown, query.trace)
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
         """Prompt tokens int64 [S], and how many ids of the history are unknown."""
@@ -281,12 +205,14 @@ class Searcher:
         cancelled: Callable[[int], bool] | None,
         entries: list[Answer | QueryError | None],
     ) -> None:
+        traces = [query.trace for query in group if query.trace is not None]
+        for trace in traces:
+            trace.attributes |= {"batch_size": len(group), "beam_width": max(query.beam_width for query in group)}
         try:
-            result = self._beam_search(group, cancelled)
-        except _AllCancelledError:
-            self.totals.cancelled += len(group)
+            result = self._beam_search(group, cancelled, partial(self._spend, traces))
+        except AllCancelledError:
             for query in group:
-                entries[query.place] = QueryError("cancelled by the client", "cancelled")
+                self._cancel(query, entries)
             return
         except Exception as error:
             # One query that the checks above let through must not take the others down with it.
@@ -302,12 +228,26 @@ class Searcher:
         started = time.perf_counter()
         for row, query in enumerate(group):
             problem = result.errors[row]
-            if problem is not None:
+            if problem is CANCELLED:
+                self._cancel(query, entries)
+            elif problem is not None:
                 self.totals.failed += 1
                 entries[query.place] = QueryError(f"the retriever's scores are unusable: {problem}", "failed")
             else:
                 entries[query.place] = self._answer(query, result, row)
-        self.totals.seconds["map"] += time.perf_counter() - started
+        self._spend(traces, "map", started)
+
+    def _cancel(self, query: Prepared, entries: list[Answer | QueryError | None]) -> None:
+        self.totals.cancelled += 1
+        entries[query.place] = QueryError(CANCELLED, "cancelled")
+
+    def _spend(self, traces: Sequence["Trace"], stage: str, started: float, **attributes: Any) -> float:
+        """Count the time since `started` to a stage and tell those who follow it; returns the time now."""
+        now = time.perf_counter()
+        self.totals.seconds[stage] += now - started
+        for trace in traces:
+            trace.stage(stage, started, now, attributes)
+        return now
 
     def _captured_search(self) -> "CapturedSearch | None":
         """On an accelerator the torch engine searches in one launch."""
@@ -318,26 +258,28 @@ class Searcher:
 
         return CapturedSearch(self.retriever, self.index)
 
-    def _beam_search(self, group: list[Prepared], cancelled: Callable[[int], bool] | None) -> BeamResult:
-        totals = self.totals
+    def _beam_search(
+        self, group: list[Prepared], cancelled: Callable[[int], bool] | None, spend: Callable[..., float]
+    ) -> BeamResult:
+        totals, levels = self.totals, self.index.num_levels
         planes = [query.plane for query in group]
         widths = np.array([query.beam_width for query in group], np.int32)
+        totals.batches += 1
         started = time.perf_counter()
         if self._captured is not None:  # one launch: between its levels nobody can look at the clock, or leave
             result = self._captured.search([query.prompt for query in group], widths, planes)
-            totals.batches += 1
-            totals.levels += len(group) * self.index.num_levels
-            totals.seconds["decode"] += time.perf_counter() - started
+            totals.levels += len(group) * levels
+            spend("decode", started)
             return result
         threads = numba.get_num_threads()
         session = self.retriever.start([query.prompt for query in group])
-        watch = _Watch(session, [query.place for query in group], cancelled)
-        prefilled = time.perf_counter()
+        spend("prefill", started)
+        watch = Watch(session, [query.place for query in group], cancelled, spend, started)
         try:
             # The step is a few hundredths of a search. A second thread for it has to be waited for at a barrier, and
             # where server and clients share the cores that wait was twenty times the step (seen).
             numba.set_num_threads(1)
-            return beam_search(
+            result = beam_search(
                 watch,
                 self.index,
                 batch_size=len(group),
@@ -345,13 +287,10 @@ class Searcher:
                 constraints=None if planes.count(None) == len(planes) else planes,
                 kernel=self.kernel,
             )
+            return watch.finish(levels - 1, result)
         finally:
             numba.set_num_threads(threads)
-            totals.batches += 1
             totals.levels += watch.levels
-            totals.seconds["prefill"] += prefilled - started
-            totals.seconds["decode"] += watch.seconds
-            totals.seconds["step"] += time.perf_counter() - prefilled - watch.seconds
 
     # ---- after the search
 
@@ -371,6 +310,10 @@ class Searcher:
         certified = bound == -np.inf or (count == wanted and bound <= float(scores[-1]))
         totals = self.totals
         totals.searches += 1
+        if result.ranked is not None:
+            totals.ranked += int(result.ranked[row])
+            if query.trace is not None:
+                query.trace.attributes["ranked"] = int(result.ranked[row])
         totals.results += count
         totals.short += count < wanted
         totals.certified += certified
@@ -398,30 +341,6 @@ class Searcher:
         return places[:wanted], positions[:wanted]
 
 
-class _AllCancelledError(Exception):
-    pass
-
-
-class _Watch:
-    """A session as `next_logits` that keeps the time and stops working for those who have left."""
-
-    def __init__(self, session: Any, places: list[int], cancelled: Callable[[int], bool] | None):
-        self.session, self.places, self.cancelled = session, places, cancelled
-        self.levels, self.seconds = 0, 0.0
-        self.asked = time.perf_counter()
-
-    def __call__(self, level: int, codes: Any, parents: Any) -> tuple[Any, Any]:
-        started = time.perf_counter()
-        if self.cancelled is not None and started - self.asked > CHECK_SECONDS:
-            if all(map(self.cancelled, self.places)):
-                raise _AllCancelledError
-            self.asked = time.perf_counter()
-        answer = self.session(level, codes, parents)
-        self.levels += len(self.places)
-        self.seconds += time.perf_counter() - started
-        return answer
-
-
 def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
     """Queries that share a call of the retriever and the beam search, so that none pays much for its neighbours.
 
@@ -444,10 +363,3 @@ def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
 
 def _octave(width: int) -> int:
     return (width - 1).bit_length()
-
-
-def _check_bounds(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise QueryError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
-    if not low <= value <= high:
-        raise QueryError(f"{name}: expected {low} to {high}, got {value}")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # exists only inside the stub
 
-from trieton import background
+from trieton import background, tracing
 
 background.enter()  # until `initialize` is done; the imports below are half of a version's start
 
@@ -51,6 +51,7 @@ class TritonPythonModel:
         self.searcher.warm_up(max(1, config["max_batch_size"]))
         version = args["model_version"]
         self.reporter = Reporter(pb_utils, self.searcher, model=args["model_name"], version=version, now=time.time())
+        self.tracer = _tracer(args["model_name"], version, bundle.bundle_id)
         # What was made until now lives as long as the process: the collector need not look at it between two requests.
         gc.collect()
         gc.freeze()
@@ -70,8 +71,10 @@ class TritonPythonModel:
             return [_error(failure) for _ in requests]
 
     def finalize(self) -> None:
-        """Report the last figures."""
+        """Report the last figures and spans."""
         self.reporter.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def is_ready(self) -> bool:
         """For servers that ask (newer than 2.51): initialize has returned, so every shape was searched once."""
@@ -101,6 +104,10 @@ class TritonPythonModel:
         for request, row in zip(requests, rows, strict=True):
             responses.append(_error(row) if isinstance(row, QueryError) else self._response(request, entries[row]))
         self.reporter.batch(len(queries))
+        if self.tracer is not None:
+            for query, entry in zip(queries, entries, strict=True):
+                if query.trace is not None:
+                    self.tracer.finish(query.trace, entry)
         return responses
 
     def _read(self, request: Any) -> list[Query]:
@@ -109,12 +116,13 @@ class TritonPythonModel:
             parameters = json.loads(request.parameters() or "{}")
         except ValueError:  # seen: bytes that are not UTF-8 reach the model
             raise QueryError("parameters: expected JSON in UTF-8") from None
-        unknown = [name for name in parameters if name not in PARAMETERS and not name.startswith("triton_")]
+        unknown = [name for name in parameters if name not in PARAMETERS and not _of_the_server(name)]
         if unknown:
             raise QueryError(f"parameter {unknown[0]!r}: expected one of {', '.join(PARAMETERS)}")
         constraint = parameters.get("constraint")
         if constraint is not None and not isinstance(constraint, str):
             raise QueryError(f"constraint: expected text, got {constraint!r}")
+        parent = None if self.tracer is None else self.tracer.parent(request, parameters)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         shared = {
             "num_results": parameters.get("num_results"),
@@ -127,6 +135,7 @@ class TritonPythonModel:
                 input_ids=_tokens(tensors.get("input_ids"), row),
                 include=self._ids(tensors.get("include_items"), row),
                 exclude=self._ids(tensors.get("exclude_items"), row),
+                trace=None if parent is None else tracing.Trace(parent),
                 **shared,
             )
             for row in range(len(next(iter(tensors.values()))))
@@ -181,6 +190,23 @@ class TritonPythonModel:
                     f"config.pbtxt: {entry['name']} is {entry['data_type']}, but this bundle's item ids need {need}; "
                     "write the config anew with trieton_builder.config.render_config"
                 )
+
+
+def _of_the_server(name: str) -> bool:
+    """Whether a parameter is none of the client's: the server adds its own, and headers that it hands on."""
+    return name.startswith("triton_") or name.lower() in tracing.HEADERS
+
+
+def _tracer(model: str, version: str, bundle_id: str) -> tracing.Tracer | None:
+    if not tracing.configured():
+        return None
+    if not tracing.installed():
+        pb_utils.Logger.log_warn(
+            f"trieton: no spans: {' or '.join(tracing.VARIABLES)} is set, but the packages that send them are missing; "
+            "install trieton[trace]"
+        )
+        return None
+    return tracing.Tracer({"model": model, "model_version": int(version), "bundle_id": bundle_id})
 
 
 def _tokens(tensor: np.ndarray | None, row: int) -> np.ndarray | None:

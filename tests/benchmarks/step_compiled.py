@@ -77,7 +77,7 @@ class Compiled:
             np.empty((batch, room, 4), np.int64),
             np.empty((batch, room), np.int64),
             np.empty((batch, room), np.int32),
-            np.empty((batch, 2), np.int64),
+            np.zeros((batch, 3), np.int64),
         )
         self.shape = (batch, beam)
         self.log_z = np.empty((batch, beam), np.float32)

@@ -29,6 +29,9 @@ def serve(
         None, help="File for the server's output. Default: server.log beside the repository, if that may be written."
     ),
     exit_timeout: int = typer.Option(30, min=1, help="Seconds that requests in flight get when the server stops."),
+    trace_endpoint: str | None = typer.Option(
+        None, help="OpenTelemetry collector (OTLP over HTTP) for requests with a traceparent, as http://localhost:4318."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the addresses as JSON."),
 ) -> None:
     """Start the server on a repository and stay until Ctrl-C or SIGTERM; then stop it in order.
@@ -74,6 +77,7 @@ def serve(
         address=address,
         control_key=key,
         exit_timeout=exit_timeout,
+        trace_endpoint=trace_endpoint,
         log_path=log,
     )
     # Until the server answers, a signal ends the start as Ctrl-C does; `start` then leaves nothing behind.

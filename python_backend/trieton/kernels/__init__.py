@@ -43,6 +43,8 @@ class Beams:
         leaves: int64 [B, M], -1 in unused rows.
         bound: float32 [B], the highest score pruned before the last level, -inf where nothing was.
         failed: int32 [B], the level whose logits held NaN or +inf, -1 where none did.
+        ranked: int64 [B], candidates that had to be ranked, over all levels: those that the scores of better ones had
+            not already ruled out when the kernel came to them. None from a kernel that does not count.
     """
 
     scores: np.ndarray
@@ -50,6 +52,7 @@ class Beams:
     leaves: np.ndarray
     bound: np.ndarray
     failed: np.ndarray
+    ranked: np.ndarray | None = None
 
 
 class Search(Protocol):

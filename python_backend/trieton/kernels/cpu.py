@@ -40,7 +40,7 @@ class Search:
             np.empty((batch, room, 4), np.int64),  # parent, code, span
             np.empty((batch, room), np.int64),  # keys
             np.empty((batch, room), np.int32),  # places of the best, best first
-            np.empty((batch, 2), np.int64),  # how many there are, how many to keep
+            np.zeros((batch, 3), np.int64),  # how many there are, how many to keep, how many there ever were
         )
         log_z = np.empty((batch, width), np.float32)
         self.state = (self.score, self.lo, self.hi, self.codes, self.parents, log_z)
@@ -67,4 +67,4 @@ class Search:
         out = np.empty((*self.score.shape, len(self.table)), np.int32)
         leaves = np.empty(self.score.shape, np.int64)
         trace(self.codes, self.parents, self.lo, self.hi, self.table, out, leaves)
-        return Beams(self.score, out, leaves, self.bound, self.failed)
+        return Beams(self.score, out, leaves, self.bound, self.failed, self.buffer[4][:, 2])

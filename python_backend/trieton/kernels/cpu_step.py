@@ -272,6 +272,7 @@ def _push(best, threshold, score, parent, code, lo, hi):
     scores[place] = score
     found[place, 0], found[place, 1], found[place, 2], found[place, 3] = parent, code, lo, hi
     counts[0] = place + 1
+    counts[2] += 1
     return _thin(best) if place + 1 == scores.size else threshold
 
 

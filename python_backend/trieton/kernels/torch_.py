@@ -29,6 +29,7 @@ class Search:
         self.codes = torch.full((batch, 1, levels), -1, dtype=torch.int32, device=self.device)
         self.bound = torch.full((batch,), NEG_INF, device=self.device)
         self.failed = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
+        self.ranked = torch.zeros(batch, dtype=torch.int64, device=self.device)  # here: everything allowed
 
     def step(self, level: int, logits: Any, log_z: Any | None) -> tuple[torch.Tensor, torch.Tensor]:
         log_p = self._log_probs(level, as_tensor(logits, self.device), log_z)
@@ -42,6 +43,7 @@ class Search:
         order = torch.argsort(score, descending=True, stable=True)
         order = order[torch.argsort(request[order], stable=True)]
         counts = torch.bincount(request, minlength=len(self.widths))
+        self.ranked += counts
         place = torch.arange(len(order), device=self.device) - (counts.cumsum(0) - counts)[request[order]]
         if level < self.index.num_levels - 1:
             pruned = order[place == self.widths[request[order]]]  # the best one that is lost, per request
@@ -53,7 +55,7 @@ class Search:
     def result(self) -> Beams:
         live = self.hi > self.lo
         leaves = torch.where(live, self.lo, -1)
-        arrays = (self.score, self.codes, leaves, self.bound, self.failed)
+        arrays = (self.score, self.codes, leaves, self.bound, self.failed, self.ranked)
         return Beams(*(a.cpu().numpy() for a in arrays))
 
     def _log_probs(self, level: int, logits: torch.Tensor, log_z: Any | None) -> torch.Tensor:

@@ -1,0 +1,193 @@
+"""Spans of requests that carry a trace, from the real server to a collector that is a small HTTP server here."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from trieton_builder.config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
+from trieton_builder.server import TritonServer
+from tritonclient.utils import InferenceServerException
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{CALLER}-01"
+STAGES = ["prompt", "constraint", "prefill", *["decode", "step"] * 3, "map"]
+
+
+class Collector:
+    """Takes what is exported to it; with `hang` it accepts and never answers."""
+
+    def __init__(self) -> None:
+        self.hang, self.over = False, threading.Event()
+        self.bodies: list[tuple[str, bytes]] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if collector.hang:
+                    collector.over.wait(60)
+                    return
+                collector.bodies.append((self.headers["content-type"], body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spans(self) -> list:
+        """What the models have exported. (The server itself would export JSON.)"""
+        found = []
+        for kind, body in list(self.bodies):
+            if kind == "application/x-protobuf":
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    names = {a.key: a.value.string_value for a in resource.resource.attributes}
+                    assert names["service.name"] == "trieton"
+                    found += [span for scope in resource.scope_spans for span in scope.spans]
+        return found
+
+    def wait(self, searches: int) -> list:
+        """All spans, once those of so many searches are there."""
+        deadline = time.monotonic() + 10
+        while sum(span.name == "search" for span in self.spans()) < searches and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.spans()
+
+    def close(self) -> None:
+        self.over.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture
+def repository(tiny_bundle, tmp_path):
+    root = tmp_path / "models"
+    (root / MODEL_NAME).mkdir(parents=True)
+    (root / MODEL_NAME / "config.pbtxt").write_text(render_config())
+    (root / MODEL_NAME / "1").symlink_to(tiny_bundle)
+    (root / ENSEMBLE_NAME / "1").mkdir(parents=True)
+    (root / ENSEMBLE_NAME / "config.pbtxt").write_text(render_ensemble_config())
+    return root
+
+
+def ask(client, model: str, headers: dict[str, str] | None = None, rows: int = 1, **parameters: object) -> np.ndarray:
+    module = triton if isinstance(client, triton.InferenceServerClient) else triton_http
+    tensor = module.InferInput("history", [rows, 1], "INT64").set_data_from_numpy(np.array([[1003]] * rows))
+    return client.infer(model, [tensor], headers=headers, parameters=parameters).as_numpy("item_ids")
+
+
+def attributes(span) -> dict[str, object]:
+    return {a.key.removeprefix("trieton."): getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+
+
+@pytest.mark.server
+def test_a_request_with_a_trace_yields_spans_and_no_other_does(repository, tiny_bundle, collector):
+    quick = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    server = TritonServer(repository, load=(MODEL_NAME, ENSEMBLE_NAME), trace_endpoint=collector.url, env=quick)
+    with server, triton.InferenceServerClient(server.grpc_url) as client:
+        plain = ask(client, MODEL_NAME, num_results=4)
+        for bad in ("garbage", "", f"00-{'0' * 32}-{CALLER}-01", f"00-{TRACE}-{CALLER}", "00-" * 1000, f"ff-{TRACE}"):
+            assert (ask(client, MODEL_NAME, {"traceparent": bad}, num_results=4) == plain).all()
+        unsampled = f"00-{TRACE}-{CALLER}-00"
+        assert (ask(client, MODEL_NAME, {"traceparent": unsampled}, num_results=4) == plain).all()
+        assert (ask(client, MODEL_NAME, traceparent=7, num_results=4) == plain).all()
+
+        headers = {"traceparent": PARENT, "tracestate": "shop=1"}
+        before = time.time_ns()
+        assert (ask(client, MODEL_NAME, headers, num_results=4, constraint="even or not even") == plain).all()
+        after = time.time_ns()
+        spans = collector.wait(1)
+        (search,) = [span for span in spans if span.name == "search"]
+        assert (search.trace_id.hex(), search.parent_span_id.hex()) == (TRACE, CALLER)
+        assert search.trace_state == "shop=1"
+        assert before <= search.start_time_unix_nano < search.end_time_unix_nano <= after
+        said = attributes(search)
+        assert said.pop("ranked") > 0
+        assert said.pop("bundle_id") == json.loads((tiny_bundle / "manifest.json").read_text())["bundle_id"]
+        assert isinstance(said.pop("certified"), bool)
+        assert (said.pop("model"), said.pop("model_version")) == (MODEL_NAME, 1)
+        assert said == {"outcome": "ok", "batch_size": 1, "beam_width": 20, "num_results": 4}
+        stages = sorted((span for span in spans if span.name != "search"), key=lambda span: span.start_time_unix_nano)
+        assert [span.name for span in stages] == STAGES
+        assert {(span.trace_id.hex(), span.parent_span_id) for span in stages} == {(TRACE, search.span_id)}
+        times = [t for span in stages for t in (span.start_time_unix_nano, span.end_time_unix_nano)]
+        assert times == sorted(times)
+        assert search.start_time_unix_nano <= times[0]
+        assert times[-1] <= search.end_time_unix_nano
+        assert [attributes(span)["level"] for span in stages if span.name == "step"] == [0, 1, 2]
+
+        # Over HTTP, whatever the case; through the ensemble; of several rows each; and of one with a fault.
+        http = triton_http.InferenceServerClient(server.http_url)
+        ask(http, MODEL_NAME, {"Traceparent": PARENT})
+        http.close()
+        ask(client, ENSEMBLE_NAME, {"traceparent": PARENT})
+        ask(client, MODEL_NAME, {"traceparent": PARENT}, rows=3)
+        with pytest.raises(InferenceServerException):
+            ask(client, MODEL_NAME, {"traceparent": PARENT}, constraint="no_such_set")
+        searches = [span for span in collector.wait(7) if span.name == "search"]
+        assert [span.parent_span_id.hex() for span in searches] == [CALLER] * 7
+        (failed,) = [span for span in searches if attributes(span)["outcome"] == "invalid"]
+        assert "no_such_set" in failed.status.message
+
+        # A collector that hangs holds neither a search nor the end.
+        collector.hang = True
+        started = time.perf_counter()
+        for _ in range(50):
+            ask(client, MODEL_NAME, {"traceparent": PARENT})
+        assert time.perf_counter() - started < 5
+        started = time.perf_counter()
+        assert server.stop() == 0
+        assert time.perf_counter() - started < 10
+
+
+@pytest.mark.server
+def test_spans_lie_below_those_of_the_server_where_it_traces_itself(repository, collector):
+    config = (
+        "mode=opentelemetry", "level=TIMESTAMPS", "rate=1000000000", f"opentelemetry,url={collector.url}/v1/traces",
+        "opentelemetry,bsp_schedule_delay=50",
+    )  # fmt: skip
+    env = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    options = [f"--trace-config={setting}" for setting in config]
+    with (
+        TritonServer(repository, env=env, extra_args=options) as server,
+        triton.InferenceServerClient(server.grpc_url) as client,
+    ):
+        ask(client, MODEL_NAME)
+        ask(client, MODEL_NAME, {"traceparent": PARENT})
+        (search,) = [span for span in collector.wait(1) if span.name == "search"]
+    assert search.trace_id.hex() == TRACE
+    theirs = {}
+    for kind, body in collector.bodies:
+        if kind == "application/json":
+            for resource in json.loads(body)["resourceSpans"]:
+                theirs |= {span["spanId"]: span for scope in resource["scopeSpans"] for span in scope["spans"]}
+    ids, at = {span["parentSpanId"].lower() for span in theirs.values()}, search.parent_span_id.hex()
+    assert CALLER in ids
+    assert at in {name.lower() for name in theirs}, "not below a span of the server"
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_imported():
+    code = "import sys, trieton.search, trieton.tracing as t; print(t.configured(), 'opentelemetry' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={}, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False"]
