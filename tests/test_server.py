@@ -155,6 +155,17 @@ def test_the_stub_of_a_starter_killed_while_it_loads_is_swept_once_its_server_ha
     assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
 
 
+def test_a_server_that_crashes_leaves_no_stub_once_it_is_stopped(tmp_path):
+    server = TritonServer(make_repository(tmp_path), load=("double",)).start()
+    crashed, stub = server.processes()
+    stub.suspend()  # a busy one: left to itself it would notice and end
+    crashed.kill()
+    crashed.wait(timeout=10)
+    server.stop()
+    assert not psutil.wait_procs([stub], timeout=5)[1]
+    assert not list(SHM.glob(f"{server.shm_prefix}*"))
+
+
 def test_a_path_with_spaces_is_served_like_any_other(tmp_path, monkeypatch):
     (tmp_path / "of the machine").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of the machine"))

@@ -43,22 +43,20 @@ def sweep() -> None:
     """Remove what dead starters of this namespace left; a server that still answers its last requests keeps it."""
     for folder in dead_folders():
         name = folder.name.rpartition("-")[0]
-        stubs, serving = [], False
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or [""]
-            serving |= f"--id={name}" in words
-            if words[0].startswith(f"{folder}/"):
-                stubs.append(process)
-        if serving:
+        if any(f"--id={name}" in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])):
             continue
-        for stub in stubs:
-            with contextlib.suppress(psutil.Error):
-                stub.kill()
         remove_regions(f"{name}-")
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_regions(prefix: str) -> None:
-    """Remove the regions in /dev/shm of one server; they stay behind when it is killed."""
+    """Remove the regions in /dev/shm of one server that has ended, and before them the stubs that hold them.
+
+    Both stay behind when it is killed or crashes. A stub's program lies in the server's own folder, `prefix` and more.
+    """
+    for stub in psutil.process_iter(["cmdline"]):
+        if f"/{prefix}" in (stub.info["cmdline"] or [""])[0]:
+            with contextlib.suppress(psutil.Error):
+                stub.kill()
     for region in SHM.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)
