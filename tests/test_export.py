@@ -385,6 +385,18 @@ def test_adopted_graphs_are_compared_with_the_checkpoint_they_were_made_from(tmp
     assert not (tmp_path / "another").exists()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--engine", "optimum", "--dtype", "float16"], ["--engine", "optimum", "--no-check"], ["--compare-with", "x"]],
+)
+def test_options_of_another_engine_are_refused_not_ignored(options, tmp_path):
+    (tmp_path / "tokens.json").write_text(json.dumps(PROMPT.token_map.to_json()))
+    result = run(tmp_path, "--token-map", tmp_path / "tokens.json", "--out", tmp_path / "retriever", *options)
+    assert result.exit_code == 1
+    assert options[-2 if options[-1] in ("float16", "x") else -1] in result.output
+    assert not (tmp_path / "retriever").exists()
+
+
 def test_a_folder_without_a_known_layout_is_refused(tmp_path):
     with pytest.raises(ExportError, match="no graphs in Optimum's layout"):
         adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)

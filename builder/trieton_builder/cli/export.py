@@ -17,7 +17,7 @@ def export(
     max_items: int | None = typer.Option(None, min=1, help="Newest items of a history in a prompt."),
     max_length: int | None = typer.Option(None, min=1, help="Prompt tokens at most; by default what the items need."),
     normalise: str = typer.Option("vocabulary", help="Log-probabilities over the whole vocabulary, or over the level."),
-    dtype: str = typer.Option("float32", help="float32, float16 or bfloat16."),
+    dtype: str | None = typer.Option(None, help="float32 (the default), float16 or bfloat16."),
     engine: str = typer.Option("onnx", help="onnx, torch (programs of torch.export), or optimum (take its graphs)."),
     check: bool = typer.Option(True, help="Compare the graphs with PyTorch on random prompts."),
     compare_with: Path | None = typer.Option(
@@ -38,6 +38,10 @@ def export(
     refuse_inside(to)
     prompt = read_declaration(token_map, max_items=max_items)
     if engine == "optimum":
+        if dtype is not None or not check:
+            raise ValueError(
+                "--dtype, --no-check: not for --engine optimum, whose graphs are taken and tried as they are"
+            )
         from trieton_builder.export.optimum import adopt_optimum
 
         with err.status("copying and trying the graphs ..."):
@@ -62,7 +66,7 @@ def export(
                 prompt,
                 max_length=max_length,
                 normalise=normalise,
-                dtype=dtype,
+                dtype=dtype or "float32",
                 engine=engine,
                 check=check,
                 overwrite=overwrite,
