@@ -1,12 +1,14 @@
 """What happens to requests that nobody waits for, to a model whose process is killed, and at the end of the server."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import signal
 import time
 import urllib.request
+from collections.abc import Callable
 
 import numpy as np
 import psutil
@@ -34,6 +36,14 @@ def cancelled(server: TritonServer) -> float:
         lines = answer.read().decode().splitlines()
     name = f'trieton_searches{{model="{SLOW}",outcome="cancelled"}}'
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (true := holds()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return true
 
 
 @pytest.mark.case("S08")
@@ -64,6 +74,54 @@ def test_work_stops_when_the_deadline_passes_while_decoding_and_while_queued(ser
         while cancelled(served) < before + 64 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert cancelled(served) >= before + 64
+
+
+@pytest.mark.case("S08")
+def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answered(served):
+    """Eight requests of four rows wait while another is searched, so they share a batch, which one of them leaves."""
+    parts = [HISTORY[4 * n : 4 * n + 4] for n in range(8)]
+    done: dict[int, object] = {}
+    with triton.InferenceServerClient(served.grpc_url) as client:
+
+        def ask(n: int, history: np.ndarray, timeout: float | None = None) -> None:
+            tensor = triton.InferInput("history", history.shape, "INT64").set_data_from_numpy(history)
+            keep = functools.partial(lambda n, result, error: done.update({n: error or result}), n)
+            client.async_infer(SLOW, [tensor], keep, parameters={"beam_width": 256}, client_timeout=timeout)
+
+        def answers(count: int) -> dict[int, object]:
+            assert eventually(lambda: len(done) == count, 30)
+            found = done.copy()
+            done.clear()
+            return found
+
+        def whole_batches() -> int:
+            (stats,) = client.get_inference_statistics(SLOW).model_stats
+            return sum(entry.compute_infer.count for entry in stats.batch_stats if entry.batch_size == 32)
+
+        started = time.perf_counter()
+        for n, history in enumerate(parts):
+            ask(n, history)
+        alone = answers(8)
+        whole = time.perf_counter() - started
+        for _ in range(20):
+            before, formed = cancelled(served), whole_batches()
+            ask(-1, HISTORY[:31])
+            time.sleep(whole / 10)
+            for n, history in enumerate(parts):
+                ask(n, history, 1.2 * whole if n == 3 else None)
+            found = answers(9)
+            left = isinstance(found.pop(3), InferenceServerException)
+            if (
+                left
+                and eventually(lambda before=before: cancelled(served) == before + 4, 1)
+                and whole_batches() > formed
+            ):
+                break
+        else:
+            pytest.fail("nobody left a batch that went on")
+    for n in set(range(8)) - {3}:
+        assert (found[n].as_numpy("item_ids") == alone[n].as_numpy("item_ids")).all()
+        np.testing.assert_allclose(found[n].as_numpy("scores"), alone[n].as_numpy("scores"), atol=1e-4)
 
 
 def test_a_passed_deadline_is_told_as_such_over_both_protocols(served):
