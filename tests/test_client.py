@@ -330,10 +330,10 @@ def test_pauses_between_retries_stay_within_the_deadline(fake):
     assert time.perf_counter() - started < 1.0
 
 
-def test_importing_the_client_needs_nothing_of_the_server_or_the_builder():
+def test_importing_the_client_needs_nothing_of_the_server_the_builder_or_an_event_loop():
     code = (
         "import sys, trieton_client\n"
-        "heavy = {'torch', 'onnxruntime', 'numba', 'trieton', 'trieton_builder', 'transformers', 'polars'}\n"
+        "heavy = {'torch', 'onnxruntime', 'numba', 'trieton', 'trieton_builder', 'transformers', 'polars', 'aiohttp'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

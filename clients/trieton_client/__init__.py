@@ -10,7 +10,8 @@
 `AsyncClient` has the same interface with coroutines.
 """
 
-from trieton_client.aio import AsyncClient
+from typing import TYPE_CHECKING
+
 from trieton_client.client import Client
 from trieton_client.errors import (
     ClientError,
@@ -23,6 +24,21 @@ from trieton_client.errors import (
 from trieton_client.options import Tls
 from trieton_client.results import Results
 from trieton_client.wire import ModelFacts
+
+if TYPE_CHECKING:
+    from trieton_client.aio import AsyncClient
+else:
+    # At its first use: what it needs (aiohttp) takes longer to import than all the rest of this package.
+    def __getattr__(name: str) -> object:
+        if name == "AsyncClient":
+            from trieton_client.aio import AsyncClient
+
+            return AsyncClient
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "AsyncClient",

@@ -1,14 +1,17 @@
 """The client for programs without an event loop."""
 
+import contextlib
+import http.client
 import json
+import selectors
+import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 import tritonclient.grpc
-import tritonclient.http
-import urllib3
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
@@ -222,53 +225,87 @@ class _Grpc:
 
 
 class _Http:
-    """tritonclient's message format over urllib3, whose pool is thread-safe and bounds every single call."""
+    """tritonclient's message format over the standard library's connections, which bound every single call.
+
+    A pool of its own, because a general HTTP client costs more per call than all the rest of this package.
+    """
 
     def __init__(self, options: Options, pool_size: int):
+        import tritonclient.http  # brings an HTTP library of its own, which programs that speak gRPC need not load
+
+        self.triton = tritonclient.http
         self.options = options
-        tls: dict[str, Any] = {"ssl_context": options.tls.context()} if options.tls else {}
-        self.pool = urllib3.PoolManager(num_pools=1, maxsize=pool_size, retries=False, **tls)
-        self.base = f"{'https' if options.tls else 'http'}://{options.url}/v2/models/{options.model}"
+        self.pool_size = pool_size
+        self.idle: deque[http.client.HTTPConnection] = deque()  # its appends and pops are safe between threads
+        self.address, slash, prefix = options.url.partition("/")
+        self.base = f"{slash}{prefix}/v2/models/{options.model}"
+        self.context = options.tls.context() if options.tls else None
 
     def facts(self, timeout: float) -> ModelFacts:
-        return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, {}, timeout).data))
+        return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, {}, timeout)[0]))
 
     def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
-        body, header_length = tritonclient.http.InferenceServerClient.generate_request_body(
-            chunk.inputs(tritonclient.http),
-            parameters=parameters,
+        body, header_length = self.triton.InferenceServerClient.generate_request_body(
+            chunk.inputs(self.triton), parameters=parameters
         )
         length = {"Inference-Header-Content-Length": str(header_length)}
-        answer = self._send("POST", "/infer", body, length, timeout)
-        response = tritonclient.http.InferenceServerClient.parse_response_body(
-            answer.data, header_length=answer.headers.get("Inference-Header-Content-Length")
-        )
+        answer, answer_header_length = self._send("POST", "/infer", body, length, timeout)
+        response = self.triton.InferenceServerClient.parse_response_body(answer, header_length=answer_header_length)
         return read_results(response, chunk.rows, response.get_response()["model_version"])
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> tuple[bytes, str | None]:
+        """The body of the answer, and how much of it is JSON."""
         where = self.options.where
+        connection = self._connection(timeout)
         try:
-            answer = self.pool.request(
-                method,
-                self.base + path,
-                body=body,
-                headers={**self.options.headers, **headers},
-                timeout=urllib3.Timeout(total=timeout),
-            )
-        except urllib3.exceptions.TimeoutError as failure:
-            if isinstance(failure, urllib3.exceptions.NewConnectionError):  # a timeout only by its family tree
-                raise UnavailableError(f"cannot reach the server ({failure})", where=where) from None
+            connection.request(method, self.base + path, body, {**self.options.headers, **headers})
+            response = connection.getresponse()
+            answer = response.read()
+        except TimeoutError:
+            connection.close()
             raise DeadlineError(f"no answer within {timeout:.3g} s", where=where) from None
-        except (urllib3.exceptions.HTTPError, OSError) as failure:
+        except (http.client.HTTPException, OSError) as failure:
+            connection.close()
             raise UnavailableError(f"cannot reach the server ({failure})", where=where) from None
-        if answer.status != 200:
-            raise error_from(InferenceServerException(_reason(answer.data), status=str(answer.status)), where)
-        return answer
+        except BaseException:
+            connection.close()  # half an answer may still be in it
+            raise
+        if len(self.idle) < self.pool_size:
+            self.idle.append(connection)
+        else:
+            connection.close()
+        if response.status != 200:
+            raise error_from(InferenceServerException(_reason(answer), status=str(response.status)), where)
+        return answer, response.headers.get("Inference-Header-Content-Length")
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        """An idle connection that the server has not closed meanwhile, or a new one."""
+        while self.idle:
+            try:
+                connection = self.idle.pop()
+            except IndexError:  # another thread was quicker
+                break
+            if connection.sock is not None and not _is_readable(connection.sock):
+                connection.sock.settimeout(timeout)
+                return connection
+            connection.close()
+        if self.context is None:
+            return http.client.HTTPConnection(self.address, timeout=timeout)
+        return http.client.HTTPSConnection(self.address, timeout=timeout, context=self.context)
 
     def close(self) -> None:
-        self.pool.clear()
+        while self.idle:
+            with contextlib.suppress(IndexError):
+                self.idle.pop().close()
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """Whether something has arrived; on an idle connection that can only be the news of its end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _reason(body: bytes) -> str:
