@@ -31,6 +31,12 @@ for version in "${versions[@]}"; do
     fi
 done
 
+# Models of their own that a bundle's retriever asks (engine bls).
+asked=()
+for file in "$repository"/generative_retriever/*/retriever/models.json; do
+    while read -r name; do asked+=(--load-model="$name"); done < <(grep -oP '"model": "\K[^"]+' "$file")
+done
+
 # `load` with a `file:` parameter runs whatever Python it is given: whoever may control models owns the container.
 control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$key_file")"
 
@@ -46,7 +52,7 @@ fi
 exec tritonserver \
     --model-repository="$repository" \
     --model-control-mode=explicit \
-    --load-model=generative_retriever \
+    --load-model=generative_retriever "${asked[@]}" \
     --http-address="$address" \
     --grpc-address="$address" \
     --metrics-address="$address" \

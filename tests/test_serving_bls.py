@@ -9,6 +9,7 @@ from trieton.search import Query, Searcher
 from trieton_builder.bls import write_bls_retriever, write_graph_models
 from trieton_builder.bundle import write_bundle
 from trieton_builder.config import render_config
+from trieton_builder.rollout import RolloutError, publish
 from trieton_builder.server import TritonServer
 from trieton_client import Client, ServerError
 
@@ -56,6 +57,36 @@ def test_models_of_the_server_give_the_answers_of_the_engine_inside(repository, 
             lost.retrieve([1003])
         assert caught.value.reason == "the search failed"
         assert client.retrieve([1003]).num_results == 10
+
+
+@pytest.mark.server
+def test_a_bundle_is_published_with_the_models_that_it_asks(repository, tiny_bundle, tmp_path, make_tiny_retriever):
+    """The throw-away server gets the two models; the real one, which serves another bundle, loads them first."""
+    models = tmp_path / "models"
+    publish(tiny_bundle, models, servers=[], preflight=False)
+    write_graph_models(make_tiny_retriever(SIZES), models, version=2, backend="python")
+    bundle = repository.parent / "bundle-3"
+    with pytest.raises(RolloutError, match=r"asks model retriever_decode, version 3, which .* does not have"):
+        publish(bundle, models, servers=[], dry_run=True)
+    with (
+        TritonServer(models) as server,
+        Client(server.grpc_url) as client,
+    ):
+        reach = {"servers": [server.grpc_url], "control_key": server.control_key}
+        with pytest.raises(RolloutError, match=r"version 3, which .* does not have: put it there.*--no-preflight"):
+            publish(bundle, models, **reach)
+        with pytest.raises(RolloutError, match="retriever_decode, version 3, which is unknown there: load it first"):
+            publish(bundle, models, **reach, preflight=False)
+        assert client.retrieve([1003]).bundle_id == Bundle.open(tiny_bundle).bundle_id
+        for name in ("retriever_prefill", "retriever_decode"):
+            shutil.copytree(repository / name / "3", models / name / "3")
+        done = publish(bundle, models, **reach)
+        assert done.outcome == "serving"
+        assert client.retrieve([1003]).bundle_id == done.bundle_id
+    config = models / "retriever_decode" / "config.pbtxt"
+    config.write_text(config.read_text().replace('backend: "python"', 'backend: "onnxruntime"'))
+    with pytest.raises(RolloutError, match="'onnxruntime' is not in the throw-away server"):
+        publish(bundle, models, servers=[], dry_run=True)
 
 
 def test_such_a_bundle_opens_nowhere_else(repository):

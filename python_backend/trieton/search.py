@@ -122,9 +122,11 @@ class Searcher:
     def warm_up(self, max_batch_size: int = 1) -> None:
         """Search once with every batch and beam bucket, so that no request pays for first-time compilation."""
         index, limits = self.index, self.limits
-        # A model that is still loading may not ask another one (engine bls).
-        if not index.num_items or self.retriever.spec.engine == "bls":
+        if not index.num_items:
             return
+        # A model that is still loading may not ask another one (engine bls): here the rest of a search is warmed, and
+        # by the canary requests of a publish the way to the other models.
+        search = self._search_zeros if self.retriever.spec.engine == "bls" else self.search
         ids = index.catalog.ids(np.arange(min(index.num_items, 3)))
         some_set = next(iter(index.sets), None)
         expression = None if some_set is None else named(some_set).text
@@ -136,10 +138,29 @@ class Searcher:
                 plain = Query(ids[:1], num_results=count, beam_width=width)
                 lists = Query(ids, num_results=count, beam_width=width, include=ids, exclude=ids[:1])
                 masked = Query(ids, num_results=count, beam_width=width, constraint=expression, exclude=ids[:1])
-                for entry in self.search(([masked, lists, plain] * batch)[:batch]):
+                for entry in search(([masked, lists, plain] * batch)[:batch]):
                     if isinstance(entry, QueryError):
                         raise entry.__cause__ or entry
         self.totals = Totals()
+
+    def _search_zeros(self, queries: Sequence[Query]) -> list[Answer | QueryError]:
+        """What a search does beside the retriever, which stands still."""
+        group = [self.prepare(query, place) for place, query in enumerate(queries)]
+        widths = np.array([query.beam_width for query in group], np.int32)
+
+        def logits(level: int, codes: Any, _: Any) -> tuple[np.ndarray, np.ndarray]:
+            beams = (len(group), codes.shape[1] if level else 1)
+            return np.zeros((*beams, self.index.width(level)), np.float32), np.zeros(beams, np.float32)
+
+        result = beam_search(
+            logits,
+            self.index,
+            batch_size=len(group),
+            beam_width=widths,
+            constraints=[query.plane for query in group],
+            kernel=self.kernel,
+        )
+        return [self._answer(query, result, row) for row, query in enumerate(group)]
 
     # ---- before the search
 

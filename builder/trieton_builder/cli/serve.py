@@ -39,6 +39,7 @@ def serve(
     A repository that may not be written (a read-only mount) is served as it is.
     """
     from trieton_builder.places import refuse_as_repository, refuse_inside
+    from trieton_builder.rollout.asked import asked_by
     from trieton_builder.rollout.recover import recover
     from trieton_builder.rollout.repository import Repository
     from trieton_builder.rollout.steps import Steps
@@ -67,12 +68,13 @@ def serve(
             + ("" if key else ", and none has the key that it starts with; give it one with --key-file")
         )
     present = repo.versions()
+    asked = {model.name for version in present for model in asked_by(repo.path(version))}
     if not present:
         err.print(f"no version in {repo.root} yet; publish one, it will be loaded")
     server = TritonServer(
         repo.root,
         model_control=model_control,
-        load=(repo.model,) if present else (),
+        load=(repo.model, *sorted(asked)) if present else (),
         ports=tuple(port or None for port in (http_port, grpc_port, metrics_port)),  # type: ignore[arg-type]
         address=address,
         control_key=key,

@@ -42,13 +42,14 @@ class ServerControl:
     def close(self) -> None:
         self._client.close()
 
-    def states(self) -> dict[int, tuple[str, str]]:
-        """{version: (state, reason)} of every version the server has ever seen in this life."""
+    def states(self, model: str | None = None) -> dict[int, tuple[str, str]]:
+        """{version: (state, reason)} of every version of the model, or of another, that the server has ever seen."""
+        wanted = model or self.model
         index = self._call("repository index", self._client.get_model_repository_index, client_timeout=QUICK)
         return {
-            int(model.version): (model.state, model.reason)
-            for model in index.models
-            if model.name == self.model and model.version
+            int(entry.version): (entry.state, entry.reason)
+            for entry in index.models
+            if entry.name == wanted and entry.version
         }
 
     def ready_versions(self) -> list[int]:
@@ -71,6 +72,10 @@ class ServerControl:
             config=self._config(versions),
             client_timeout=self.load_timeout,
         )
+
+    def load_other(self, model: str) -> None:
+        """Load another model of the repository by its own configuration. Raises as `load` does."""
+        self._call(f"load of {model}", self._client.load_model, model, client_timeout=self.load_timeout)
 
     def unload(self) -> None:
         """Hold no version."""

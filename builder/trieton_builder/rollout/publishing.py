@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from trieton_builder.places import refuse_as_repository
-from trieton_builder.rollout import canary
+from trieton_builder.rollout import asked, canary
 from trieton_builder.rollout.canary import Canary, Outcome
 from trieton_builder.rollout.control import ServerControl
 from trieton_builder.rollout.errors import RolloutError
@@ -155,12 +155,14 @@ class _Publish:
             with named(tempfile.gettempdir(), hide=True):
                 self.source.copy_to(copy)
             with self._as_given(copy):
-                bundle = self._open(copy)
+                bundle, models = self._open(copy), asked.asked_by(copy)
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
             number = self._next_version(version)
             for target in self.targets:
                 refuse_as_repository(target.repository.root)
                 self._check_config(target.repository, bundle)
+                if self.preflight:
+                    asked.lend(models, target.repository, None)
                 self._check_room(target.repository)
                 for control in target.servers:
                     self.steps.note(f"{control.url} answers from version {max(control.ready_versions(), default=None)}")
@@ -237,8 +239,10 @@ class _Publish:
 
     def _swap(self, number: int, bundle: Any) -> list[str]:
         """Rename into every repository and move its servers over, one after the other. Returns the servers."""
-        served = []
+        served, models = [], asked.asked_by(self.staged[id(self.targets[0])])
         for target in self.targets:
+            for control in target.servers:
+                asked.make_ready(models, control, self.steps.note)
             before = {control.url: self._before(control, target) for control in target.servers}
             with self.steps.step("rename", f"version {number} appears in {target.repository.model_dir}"):
                 if not target.repository.config.is_file():
@@ -361,8 +365,11 @@ class _Publish:
         from trieton_builder.server import TritonServer
 
         (staged / repository.model / "config.pbtxt").write_text(config_text(repository, bundle))
+        models = asked.asked_by(bundle.path)
+        asked.lend(models, repository, staged)
+        load = (*sorted({model.name for model in models}), repository.model)
         # Real servers may share this machine: the trial takes what they leave of it.
-        server = TritonServer(staged, load=(repository.model,), niceness=10, start_timeout=600)
+        server = TritonServer(staged, load=load, niceness=10, start_timeout=600)
         try:
             server.start()
             outcomes = canary.ask(server.grpc_url, self.canaries)
