@@ -168,20 +168,27 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (ratio(rate("trieton_batched_queries"), rate("trieton_executions")), "queries per execution"),
                     (ratio(rate("trieton_batched_queries"), rate("trieton_batches")), "queries per beam search"),
                 ),
-                "none",
+                "none", width=6,
             ),
             Panel(
                 "Short and certified results",
                 "Short: fewer items than asked for (a tight constraint, or a narrow beam). Certified: proven to be the "
                 "true top of everything allowed.",
                 ((share("trieton_short_results"), "short"), (share("trieton_certified_results"), "certified")),
-                "percentunit", maximum=1,
+                "percentunit", maximum=1, width=6,
             ),
             Panel(
                 "Items",
                 "Per search. Unknown: ids of histories that the catalogue lacks; they grow when it lags behind.",
                 ((share("trieton_results"), "returned"), (share("trieton_unknown_items"), "unknown in the history")),
-                "none",
+                "none", width=6,
+            ),
+            Panel(
+                "Candidates ranked",
+                "Per search: allowed children that better ones had not already ruled out. Few under a tight constraint; "
+                "none on a GPU, whose kernel does not count.",
+                ((share("trieton_candidates"), "candidates"),),
+                "none", width=6,
             ),
         ),
     ),

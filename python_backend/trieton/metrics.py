@@ -3,6 +3,9 @@
 Names and labels are bounded: the model's name, and for stages and outcomes a fixed list. Versions and bundles are
 values, not labels, because a label that changes with every rollout leaves its old series behind for ever. Instances of
 one model add to the same counters.
+
+How long requests wait is the server's to say (nv_inference_queue_duration_us, nv_inference_pending_request_count): the
+Python backend is not told when a request arrived.
 """
 
 import ctypes
