@@ -185,7 +185,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Candidates ranked",
-                "Per search: allowed children that better ones had not already ruled out. Few under a tight constraint; "
+                "Per search: allowed children that better ones had not ruled out. Few under a tight constraint, "
                 "none on a GPU, whose kernel does not count.",
                 ((share("trieton_candidates"), "candidates"),),
                 "none", width=6,
