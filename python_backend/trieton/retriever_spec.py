@@ -13,6 +13,9 @@ import numpy as np
 FORMAT_VERSION = 1
 SPEC_FILE = "retriever.json"
 ENGINES = ("onnx", "torch", "optimum", "bls")
+DTYPES = ("float32", "float16", "bfloat16")
+LARGEST_TOKEN = (1 << 31) - 1  # a request's tokens are int32
+LONGEST_PROMPT = 1 << 20  # tokens; graphs hold tables of that length
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,21 @@ class TokenMap:
     def __post_init__(self) -> None:
         if not self.levels:
             raise ValueError("token map: expected at least one level, got none")
-        for level, tokens in enumerate(self._codes):
-            if not len(tokens) or tokens.min() < 0:
-                raise ValueError(f"token map: level {level}: expected at least one token, none negative, got {tokens}")
-            if len(np.unique(tokens)) != len(tokens):
+        if self.end_token is not None and not (type(self.end_token) is int and 0 <= self.end_token <= LARGEST_TOKEN):
+            raise ValueError(f"token map: expected an end token of 0 or more, got {self.end_token!r}")
+        for level, tokens in enumerate(self.levels):
+            ends = _ends(tokens)
+            if not ends or min(ends) < 0 or max(ends) > LARGEST_TOKEN:
+                raise ValueError(
+                    f"token map: level {level}: expected at least one token, none negative or above {LARGEST_TOKEN}, "
+                    f"got {str(tokens)[:120]}"
+                )
+            if not isinstance(tokens, range) and len(set(tokens)) != len(tokens):
                 raise ValueError(f"token map: level {level}: two codes have the same token")
-            if self.end_token is not None and level and (tokens == self.end_token).any():
+            if self.end_token is not None and level and self.end_token in tokens:
                 raise ValueError(
                     f"token map: level {level}: the end token {self.end_token} is also the token of a code"
                 )
-        if self.end_token is not None and self.end_token < 0:
-            raise ValueError(f"token map: expected an end token of 0 or more, got {self.end_token}")
 
     @classmethod
     def contiguous(cls, sizes: Sequence[int], *, first: int, end_token: int | None = None) -> "TokenMap":
@@ -55,7 +62,7 @@ class TokenMap:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Codes of each level, the end code not counted."""
-        return tuple(len(tokens) for tokens in self._codes)
+        return tuple(map(len, self.levels))
 
     @cached_property
     def _codes(self) -> tuple[np.ndarray, ...]:
@@ -71,7 +78,8 @@ class TokenMap:
     @property
     def largest(self) -> int:
         """The largest token in use; the vocabulary has to be larger."""
-        return max(int(tokens.max()) for tokens in self.columns)
+        used = [token for tokens in self.levels for token in _ends(tokens)]
+        return int(max(used if self.end_token is None else [*used, self.end_token]))
 
     def tokens(self, level: int, codes: np.ndarray) -> np.ndarray:
         """Tokens int64 of `codes` (any shape; the end code allowed where there is an end token).
@@ -123,7 +131,7 @@ class TokenMap:
         parsed: list[range | tuple[int, ...]] = []
         for level, entry in enumerate(levels):
             match entry:
-                case {"start": int(start), "size": int(size)} if len(entry) == 2:
+                case {"start": start, "size": size} if len(entry) == 2 and type(start) is type(size) is int:
                     parsed.append(range(start, start + size))
                 case {"tokens": list(tokens)} if len(entry) == 1 and tokens and all(type(t) is int for t in tokens):
                     parsed.append(tuple(tokens))
@@ -133,6 +141,11 @@ class TokenMap:
                         f"got {json.dumps(entry)[:120]}"
                     )
         return cls(tuple(parsed), end_token)
+
+
+def _ends(tokens: range | tuple[int, ...]) -> Sequence[int]:
+    """The tokens of a level, of a range the first and last alone: one of a mistyped size would fill the memory."""
+    return (tokens[0], tokens[-1]) if isinstance(tokens, range) and tokens else tuple(tokens)
 
 
 @dataclass(frozen=True)
@@ -203,14 +216,18 @@ class PromptTemplate:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], token_map: TokenMap) -> "PromptTemplate":
         """The reverse of `to_json`; token lists may be left out."""
-        unknown = set(fields) - {"max_items", "prefix", "separator", "suffix"}
-        if unknown or type(fields.get("max_items")) is not int:
+        names = ("prefix", "separator", "suffix")
+        if (
+            not isinstance(fields, Mapping)
+            or set(fields) - {"max_items", *names}
+            or type(fields.get("max_items")) is not int
+            or not all(isinstance(fields.get(name, []), list | tuple) for name in names)
+        ):
             raise ValueError(
-                "prompt template: expected max_items (integer) and, where wanted, prefix, separator, suffix; "
-                f"got {json.dumps(dict(fields))[:120]}"
+                "prompt template: expected max_items (integer) and, where wanted, prefix, separator, suffix (lists); "
+                f"got {json.dumps(fields)[:120]}"
             )
-        lists = {name: tuple(fields.get(name, ())) for name in ("prefix", "separator", "suffix")}
-        return cls(token_map, fields["max_items"], **lists)
+        return cls(token_map, fields["max_items"], **{name: tuple(fields.get(name, ())) for name in names})
 
 
 @dataclass(frozen=True)
@@ -239,6 +256,10 @@ class RetrieverSpec:
     fingerprint: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        for name, most in (("vocab_size", LARGEST_TOKEN), ("max_length", LONGEST_PROMPT)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name}: expected an integer from 1 to {most}, got {value!r}")
         if self.token_map.largest >= self.vocab_size:
             raise ValueError(
                 f"token map: token {self.token_map.largest} lies outside the model's vocabulary of {self.vocab_size}"
@@ -256,6 +277,8 @@ class RetrieverSpec:
             )
         if self.engine not in ENGINES:
             raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.normalise not in ("vocabulary", "level"):
             raise ValueError(f'normalise: expected "vocabulary" or "level", got {self.normalise!r}')
 

@@ -1,6 +1,7 @@
 """Hugging Face model -> retriever directory: graphs, spec, and the proof that they compute what the model computes."""
 
 import copy
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from trieton_builder.export.family import ExportError, Graphs, Limits
 from trieton_builder.export.gpt2 import gpt2_graphs
 from trieton_builder.export.graphs import export_onnx, export_programs
 from trieton_builder.export.llama import llama_graphs
-from trieton_builder.export.parity import largest_difference
+from trieton_builder.export.parity import largest_difference, reference_logits
 from trieton_builder.export.t5 import t5_graphs
 from trieton_builder.whole_directory import whole_directory
 
@@ -74,8 +75,8 @@ def export_retriever(
         overwrite: replace `out_dir` where it exists.
 
     Raises:
-        ExportError: a family, dtype or engine that is not supported, too little disk, or graphs that differ from the
-            model by more than the tolerance.
+        ExportError: a family, dtype or engine that is not supported, weights that are no numbers or none in `dtype`, a
+            model that does not run, too little disk, or graphs that differ from the model by more than the tolerance.
         ValueError: a token map or template that does not fit the model.
         FileExistsError: `out_dir` exists and `overwrite` is not set.
     """
@@ -100,10 +101,10 @@ def export_retriever(
     limits = Limits(spec.max_length, spec.num_levels)
     rounded = _rounded(model, dtype)
     computed = "float32" if engine == "onnx" and dtype == "bfloat16" else dtype
-    traced = rounded if computed == "float32" else copy.deepcopy(rounded).to(_TORCH[computed])
+    traced = rounded if computed == "float32" else _cast(copy.deepcopy(rounded), _TORCH[computed])
     graphs = FAMILIES[config.model_type](traced, limits, normalise)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(out_dir.parent, model, dtype)
+    _try_model(rounded, dtype)
+    _check_disk(next(folder for folder in out_dir.absolute().parents if folder.exists()), model, dtype)
     with whole_directory(out_dir, overwrite=overwrite, mark="retriever.json") as partial:
         if engine == "onnx":
             narrow = dtype != computed
@@ -113,6 +114,11 @@ def export_retriever(
         spec = spec.save(partial, files)
         difference = largest_difference(rounded, Retriever.open(partial)) if check else None
         if difference is not None and not difference <= TOLERANCE[computed]:
+            if math.isnan(difference):
+                raise ExportError(
+                    f"the graphs' log-probabilities are not numbers in {computed}, where the model's own activations "
+                    "outgrow it; export with another dtype"
+                )
             raise ExportError(
                 f"the graphs' log-probabilities differ from the model's by up to {difference:.2g}, "
                 f"expected at most {TOLERANCE[computed]:g} in {computed}"
@@ -125,7 +131,27 @@ def _rounded(model: nn.Module, dtype: str) -> nn.Module:
     held = {parameter.dtype for parameter in model.parameters()}
     if dtype == "float32" and held == {torch.float32} and not model.training:
         return model
-    return copy.deepcopy(model).to(_TORCH[dtype]).float().eval()
+    return _cast(_cast(copy.deepcopy(model), _TORCH[dtype]), torch.float32).eval()
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model with its weights in `dtype`, in place. Not its buffers: rotary frequencies are used in float32 always,
+    and half of their digits would turn a token at position 500 by a radian."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _try_model(model: nn.Module, dtype: str) -> None:
+    """Run the model itself on one token: what it cannot do, its graphs cannot."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ExportError(f"{name}: weights that are not finite numbers in {dtype}")
+    token = torch.zeros(1, dtype=torch.int64)
+    try:
+        reference_logits(model, token, token[None, :0])
+    except Exception as error:  # whatever a class of transformers raises for a config that it took, but cannot run
+        raise ExportError(f"the model itself does not run: {type(error).__name__}: {error}") from None
 
 
 def _check_disk(folder: Path, model: nn.Module, dtype: str) -> None:

@@ -1,5 +1,6 @@
 """What a model family hands to the exporter."""
 
+from collections.abc import Sized
 from dataclasses import dataclass
 
 from torch import nn
@@ -9,6 +10,12 @@ MIN_LENGTH, MIN_LEVELS = 16, 32  # another token map of more levels may then sta
 
 class ExportError(ValueError):
     """A model that cannot be exported, or graphs that do not compute what the model computes."""
+
+
+def needs_layers(layers: Sized, name: str) -> None:
+    """Refuse a model without layers: there is nothing whose keys and values a graph could hand out."""
+    if not len(layers):
+        raise ExportError(f"config: {name}: expected at least one layer, got none")
 
 
 @dataclass(frozen=True)

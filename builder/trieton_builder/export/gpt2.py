@@ -4,16 +4,17 @@ from torch import Tensor, nn
 
 from trieton_builder.export.attention import Head, split_heads
 from trieton_builder.export.decoder import Decoder, decoder_graphs
-from trieton_builder.export.family import ExportError, Graphs, Limits
+from trieton_builder.export.family import ExportError, Graphs, Limits, needs_layers
 
 
 def gpt2_graphs(model: nn.Module, limits: Limits, normalise: str) -> Graphs:
     """The graphs of a GPT2LMHeadModel, sharing its parameters.
 
     Raises:
-        ExportError: prompt and semantic ID together are longer than the model's table of positions.
+        ExportError: no layers, or prompt and semantic ID together are longer than the model's table of positions.
     """
     config, body = model.config, model.transformer
+    needs_layers(body.h, "n_layer")
     if limits.positions > config.n_positions:
         raise ExportError(
             f"prompts of {limits.max_length} tokens and {limits.num_levels} levels need {limits.positions} positions, "

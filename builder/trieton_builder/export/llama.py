@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from trieton_builder.export.attention import Head, split_heads
 from trieton_builder.export.decoder import Decoder, decoder_graphs
-from trieton_builder.export.family import ExportError, Graphs, Limits
+from trieton_builder.export.family import ExportError, Graphs, Limits, needs_layers
 
 CHANGING = ("dynamic", "longrope")  # rotary frequencies that depend on the length of the sequence
 
@@ -14,9 +14,11 @@ def llama_graphs(model: nn.Module, limits: Limits, normalise: str) -> Graphs:
     """The graphs of a causal language model of the Llama shape, sharing its parameters.
 
     Raises:
-        ExportError: rotary frequencies that change with the length, or a sliding window that prompts would outgrow.
+        ExportError: no layers, rotary frequencies that change with the length, or a sliding window that prompts
+            would outgrow.
     """
     config, body = model.config, model.model
+    needs_layers(body.layers, "num_hidden_layers")
     kind = body.rotary_emb.rope_type
     if any(name in kind for name in CHANGING):
         raise ExportError(f"rotary positions of type {kind!r} change with the length: not supported")

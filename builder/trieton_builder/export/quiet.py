@@ -8,14 +8,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Without the bars that transformers draws for reading and writing a file."""
+    """Without the bars and remarks of transformers about reading and writing a file; what matters is in its report."""
     from transformers.utils import logging as library
 
-    shown = library.is_progress_bar_enabled()
+    shown, level = library.is_progress_bar_enabled(), library.get_verbosity()
     library.disable_progress_bar()
+    library.set_verbosity_error()
     try:
         yield
     finally:
+        library.set_verbosity(level)
         if shown:
             library.enable_progress_bar()
 

@@ -20,18 +20,27 @@ from trieton_builder.export.attention import (
     suffix_mix,
     suffix_scores,
 )
-from trieton_builder.export.family import Graphs, Limits
+from trieton_builder.export.family import ExportError, Graphs, Limits, needs_layers
 
 
 def t5_graphs(model: nn.Module, limits: Limits, normalise: str) -> Graphs:
-    """The graphs of a T5ForConditionalGeneration, sharing its parameters."""
+    """The graphs of a T5ForConditionalGeneration, sharing its parameters.
+
+    Raises:
+        ExportError: no decoder layers, or a start token that the model lacks.
+    """
     config = model.config
+    needs_layers(model.encoder.block, "num_layers")
+    needs_layers(model.decoder.block, "num_decoder_layers")
+    start, known = config.decoder_start_token_id, model.decoder.embed_tokens.num_embeddings
+    if type(start) is not int or not 0 <= start < known:
+        raise ExportError(f"config: decoder_start_token_id: expected a token 0 <= token < {known}, got {start!r}")
     scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)  # an attribute of its own since 5.x
     head = Head(
         model.lm_head.weight, model.lm_head.bias, scale=config.d_model**-0.5 if scaled else 1.0, normalise=normalise
     )
     step = T5Step(model.decoder, head, limits.table_levels)
-    prefill = T5Prefill(model.encoder, step, config.decoder_start_token_id, limits.table_length)
+    prefill = T5Prefill(model.encoder, step, start, limits.table_length)
     return Graphs(prefill, T5Decode(step), config.num_decoder_layers, config.num_heads, config.d_kv, first_suffix=True)
 
 
