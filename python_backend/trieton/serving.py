@@ -62,7 +62,11 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a batch. Every request gets its own response or its own error."""
+        """Answer a batch. Every request gets its own response or its own error.
+
+        All at once, when the last is done. Who was cancelled meanwhile does not wait for it: a gRPC client has been
+        told by its own library, at the moment it left.
+        """
         try:
             return self._execute(requests)
         except Exception:

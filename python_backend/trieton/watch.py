@@ -9,7 +9,7 @@ import numpy as np
 
 from trieton.beam import BeamResult
 
-CHECK_SECONDS = 0.005  # of search for each request asked after: a question is a message to the server, 40 microseconds
+CHECK_SECONDS = 0.01  # of search for each request asked after: a question is a message to the server, 40 microseconds
 CANCELLED = "cancelled by the client"
 
 
