@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -17,6 +18,8 @@ from trieton_builder.export.checkpoint import load_checkpoint
 from trieton_builder.export.declaration import read_declaration
 from trieton_builder.export.exporter import _rounded
 from trieton_builder.export.family import Limits
+from trieton_builder.export.graphs import _save_program
+from trieton_builder.export.optimum import adopt_optimum
 from trieton_builder.export.parity import largest_difference
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -239,6 +242,63 @@ def test_items_of_a_prompt_come_from_the_option_then_the_file_then_twenty(tmp_pa
     assert items('{"suffix": [1]}', max_items=4) == (4, (1,))
     assert items('{"suffix": [1]}') == (20, (1,))
     assert items("null") == (20, ())
+
+
+def test_a_disk_that_fills_under_a_program_is_named_and_ends_nothing_else():
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(2),))
+    program.example_inputs = None
+    with pytest.raises(OSError, match="No space left on device"):
+        _save_program(program, Path("/dev/full"))
+
+
+def write_graph(folder: Path, rows: int) -> None:
+    """A decoder-only graph in Optimum's layout in which every token is followed by any: logits are 0."""
+    names = ["input_ids", "position_ids", "attention_mask", "past_key_values.0.key", "past_key_values.0.value"]
+    kinds = [onnx.TensorProto.INT64] * 3 + [onnx.TensorProto.FLOAT] * 2
+    shapes = [["batch", "length"]] * 2 + [["batch", "all"]] + [["batch", 1, "past", 2]] * 2
+    inputs = [onnx.helper.make_tensor_value_info(*value) for value in zip(names, kinds, shapes, strict=True)]
+    outputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("logits", ["batch", "length", rows]), ("present.0.key", None), ("present.0.value", None))
+    ]
+    nodes = [onnx.helper.make_node("Gather", ["table", "input_ids"], ["logits"])]
+    nodes += [
+        onnx.helper.make_node("Identity", [f"past_key_values.0.{kind}"], [f"present.0.{kind}"])
+        for kind in ("key", "value")
+    ]
+    table = onnx.numpy_helper.from_array(np.zeros((rows, rows), np.float32), "table")
+    graph = onnx.helper.make_graph(nodes, "decoder", inputs, outputs, [table])
+    opset = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"vocab_size": VOCAB_SIZE}, ""),
+        ({"vocab_size": VOCAB_SIZE + 1}, "the graphs do not run"),
+        ({"vocab_size": "40"}, "config.json: expected vocab_size and model_type .*got '40' and 'llama'"),
+        ({"vocab_size": 40.0}, "config.json: expected vocab_size and model_type .*got 40.0 and 'llama'"),
+        ({"vocab_size": VOCAB_SIZE, "model_type": [1]}, "config.json: expected vocab_size and model_type"),
+    ],
+)
+def test_adopted_graphs_must_have_the_vocabulary_that_their_config_names(fields, text, tmp_path):
+    write_graph(tmp_path, VOCAB_SIZE)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **fields}))
+    if not text:
+        assert adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT).spec.vocab_size == VOCAB_SIZE
+        return
+    with pytest.raises(ExportError, match=text):
+        adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.onnx"]
+
+
+def test_a_graph_that_was_cut_off_is_refused(tmp_path):
+    write_graph(tmp_path, VOCAB_SIZE)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": VOCAB_SIZE}))
+    (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:-40])
+    with pytest.raises(ExportError, match=r"model\.onnx: not an ONNX graph, or not the whole of one"):
+        adopt_optimum(tmp_path, tmp_path / "retriever", PROMPT)
 
 
 def test_a_level_of_a_mistyped_size_is_refused_by_the_vocabulary_without_writing_its_tokens_out():

@@ -1,5 +1,6 @@
 """Modules -> graphs with dynamic batch, prompt length, beams and suffix, as ONNX or as `torch.export` programs."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,32 @@ def export_programs(graphs: Graphs, limits: Limits, out_dir: Path, *, dtype: tor
             )
         program.example_inputs = None  # would be pickled
         files.append(out_dir / f"{graph.name}.pt2")
-        torch.export.save(program, files[-1])
+        _save_program(program, files[-1])
     return files
+
+
+class _PatientFile(io.BufferedWriter):
+    """A file that keeps the first error of a write, or Ctrl-C in one, for later.
+
+    PyTorch's archive writer ends the whole process where a write fails before it is closed.
+    """
+
+    error: BaseException | None = None
+
+    def write(self, data: Any, /) -> int:
+        if self.error is None:
+            try:
+                super().write(data)
+            except BaseException as error:
+                self.error = error
+        return len(data)
+
+
+def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    with _PatientFile(io.FileIO(path, "w")) as file:
+        torch.export.save(program, file)
+        if file.error is not None:
+            raise file.error
 
 
 def _both(graphs: Graphs, limits: Limits, dtype: torch.dtype) -> tuple[_Graph, _Graph]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from torch import nn
 from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
 
@@ -49,8 +50,10 @@ def adopt_optimum(
         raise ExportError(f"{folder}: no graphs in Optimum's layout; expected {known}")
     try:
         config = json.loads((folder / "config.json").read_text())
-        vocab_size, family = int(config["vocab_size"]), str(config["model_type"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        vocab_size, family = config["vocab_size"], config["model_type"]
+        if type(vocab_size) is not int or not isinstance(family, str):
+            raise ValueError(f"got {vocab_size!r} and {family!r}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / 'config.json'}: expected vocab_size and model_type ({error})") from None
     spec = RetrieverSpec(
         family=family,
@@ -80,7 +83,10 @@ def _with_data(folder: Path, layout: tuple[str, ...]) -> list[str]:
     """The graphs and the files of weights that they name."""
     names = set(layout)
     for name in layout:
-        graph = onnx.load(str(folder / name), load_external_data=False).graph
+        try:
+            graph = onnx.load(str(folder / name), load_external_data=False).graph
+        except DecodeError as error:
+            raise ExportError(f"{folder / name}: not an ONNX graph, or not the whole of one ({error})") from None
         for tensor in graph.initializer:
             names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
     missing = [name for name in sorted(names) if not (folder / name).is_file() or Path(name).name != name]
@@ -90,9 +96,12 @@ def _with_data(folder: Path, layout: tuple[str, ...]) -> list[str]:
 
 
 def _try(retriever: Retriever) -> None:
-    """Two prompts of different lengths through every level; wrong inputs show here, not at the first request."""
+    """Two prompts of different lengths through every level; wrong inputs show here, not at the first request.
+
+    Among them the last token of the vocabulary, which the graphs lack where config.json is another model's.
+    """
     spec = retriever.spec
-    session = retriever.start([np.zeros(1, np.int64), np.zeros(spec.max_length, np.int64)])
+    session = retriever.start([np.full(1, spec.vocab_size - 1), np.zeros(spec.max_length, np.int64)])
     codes = parents = None
     for level in range(spec.num_levels):
         logits, log_z = session(level, codes, parents)
