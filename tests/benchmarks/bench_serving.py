@@ -309,7 +309,7 @@ def show(name: str, f: dict[str, float]) -> None:
     row(table, "batching on / off", gain, ">= 2.5", gain >= 2.5)
     row(
         table,
-        "in process, best batch / one by one: all that batching can give",
+        "in process, best batch / one by one",
         f["in process /s"] / f["in process one by one /s"],
     )
     row(table, "served under load, p50 ms", f["served p50 ms"])
