@@ -49,6 +49,7 @@ fi
 # Our configuration is complete; to guess at it the server would start every model twice.
 # strict-readiness off: one failed load of a new version would turn the whole server unready while the old version
 # serves. Readiness is asked per model. Summaries of latencies are off by default; the dashboard shows their quantiles.
+# 16 MiB of /dev/shm per instance hold a batch of the longest lists; from the default of 1 MiB it would grow under load.
 exec tritonserver \
     --model-repository="$repository" \
     --model-control-mode=explicit \
@@ -61,5 +62,6 @@ exec tritonserver \
     --disable-auto-complete-config \
     --strict-readiness=false \
     --metrics-config=summary_latencies=true \
+    --backend-config=python,shm-default-byte-size=16777216 \
     --exit-timeout-secs="${TRIETON_EXIT_TIMEOUT:-30}" \
     "${tracing[@]}" "$@"

@@ -18,7 +18,7 @@ import psutil
 from trieton_builder import installation
 from trieton_builder.installation import InstallationError
 from trieton_builder.leftovers import SHM, dead_folders, sweep
-from trieton_builder.server import TritonServer
+from trieton_builder.server import SHM_BYTES, TritonServer
 from trieton_builder.server_checks import PortTakenError, choose_ports
 
 MIB = 1 << 20
@@ -121,7 +121,8 @@ def _shared_memory() -> Finding:
     except OSError as error:
         return Finding("shared memory", "fail", f"{SHM}: {error.strerror}", f"mount -t tmpfs tmpfs {SHM}")
     text = f"{usage.free // MIB:,} MiB of {usage.total // MIB:,} MiB free in {SHM}"
-    if usage.free < 16 * MIB or not os.access(SHM, os.W_OK):
+    # A version, the next one while it takes over, and the preflight of a publication.
+    if usage.free < 3 * SHM_BYTES or not os.access(SHM, os.W_OK):
         return Finding("shared memory", "fail", text, "enlarge it (Docker: --shm-size=1g): requests go through it")
     if usage.free < 256 * MIB:
         return Finding("shared memory", "note", text, "enough for few instances; Docker: --shm-size=1g")

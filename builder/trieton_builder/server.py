@@ -38,6 +38,8 @@ KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
 RESTRICTED = "model-repository,shared-memory,trace,logging"
 TRACE_HEADERS = "(?i)traceparent|tracestate"  # handed on to the models as request parameters
+# Of /dev/shm, per instance: a batch of the longest lists. From the server's 1 MiB it would grow in steps under load.
+SHM_BYTES = 16 << 20
 PORT_TRIES = 5
 
 
@@ -263,6 +265,7 @@ class TritonServer:
             f"--model-control-mode={self.model_control}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+            f"--backend-config=python,shm-default-byte-size={SHM_BYTES}",
             f"--http-address={self.address}",
             f"--http-port={http_port}",
             f"--grpc-address={self.address}",
