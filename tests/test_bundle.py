@@ -61,6 +61,24 @@ def test_every_altered_missing_or_added_file_is_refused_by_name(bundle_dir, tmp_
         Bundle.open(bundle_dir)
 
 
+@pytest.mark.parametrize("damage", ["edited", "cut", "missing", "stray"])
+def test_a_retriever_that_is_not_what_was_exported_makes_no_bundle(damage, tiny_retriever_dir, tmp_path):
+    folder = tmp_path / "retriever"
+    shutil.copytree(tiny_retriever_dir, folder)
+    graph, spec = folder / "decode.onnx", folder / "retriever.json"
+    if damage == "edited":
+        spec.write_text(json.dumps({**json.loads(spec.read_text()), "normalise": "level"}))
+    elif damage == "cut":
+        graph.write_bytes(graph.read_bytes()[:-1])
+    elif damage == "missing":
+        graph.unlink()
+    else:
+        (folder / "cache").mkdir()
+    with pytest.raises(ValueError, match=r"retriever: retriever\.json and what lies beside it .*fingerprint differs"):
+        write_bundle(tmp_path / "b", index=index_for(folder), retriever_dir=folder)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.case("R02")
 def test_an_index_of_other_codebook_sizes_than_its_retriever_is_refused_before_anything_is_written(
     tiny_retriever_dir, tmp_path

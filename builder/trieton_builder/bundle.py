@@ -52,12 +52,13 @@ def write_bundle(
 
     Raises:
         BundleError: index and retriever do not fit each other.
-        ValueError: an expression that this index cannot compile.
+        ValueError: an expression that this index cannot compile, or a retriever whose files are not those exported.
         FileExistsError: `out_dir` exists.
     """
     out_dir, retriever_dir = Path(out_dir), Path(retriever_dir)
     spec = RetrieverSpec.load(retriever_dir)
     check_fit(index, spec)
+    spec.check_files(retriever_dir)
     for expression in [*expressions, *([base_constraint] if base_constraint else [])]:
         compile_constraint(index, expression)
 

@@ -347,15 +347,34 @@ class RetrieverSpec:
 
     def save(self, folder: Path, graphs: Sequence[Path]) -> "RetrieverSpec":
         """Write `retriever.json` into `folder` and return the spec with its fingerprint over `graphs`."""
+        spec = RetrieverSpec.from_json({**self.to_json(), "fingerprint": self._digest(graphs)})
+        (folder / SPEC_FILE).write_text(json.dumps(spec.to_json(), indent=1) + "\n")
+        return spec
+
+    def check_files(self, folder: Path) -> None:
+        """Compare the fingerprint with spec and graphs in `folder`. Reads every byte of them.
+
+        Raises:
+            ValueError: a graph is missing, damaged or another's, or `retriever.json` was edited.
+        """
+        if self.engine == "bls":
+            return  # its graphs are the server's
+        files = sorted(path for path in folder.iterdir() if path.name != SPEC_FILE)
+        if not all(path.is_file() for path in files) or self._digest(files) != self.fingerprint:
+            names = ", ".join(path.name for path in files)
+            raise ValueError(
+                f"{folder}: {SPEC_FILE} and what lies beside it ({names}) are not what was exported: the fingerprint "
+                "differs; export again"
+            )
+
+    def _digest(self, graphs: Sequence[Path]) -> str:
         digest = hashlib.sha256(json.dumps({**self.to_json(), "fingerprint": ""}, sort_keys=True).encode())
         for graph in sorted(graphs):
             digest.update(f"{graph.name}:{graph.stat().st_size}:".encode())
             with graph.open("rb") as file:
                 while chunk := file.read(1 << 24):
                     digest.update(chunk)
-        spec = RetrieverSpec.from_json({**self.to_json(), "fingerprint": digest.hexdigest()})
-        (folder / SPEC_FILE).write_text(json.dumps(spec.to_json(), indent=1) + "\n")
-        return spec
+        return digest.hexdigest()
 
     @classmethod
     def load(cls, folder: str | Path) -> "RetrieverSpec":
