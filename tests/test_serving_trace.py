@@ -1,5 +1,6 @@
 """Spans of requests that carry a trace, from the real server to a collector that is a small HTTP server here."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tritonclient.http as triton_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from trieton_builder.config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
 from trieton_builder.server import TritonServer
+from trieton_client import AsyncClient, Client
 from tritonclient.utils import InferenceServerException
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -97,6 +99,11 @@ def ask(client, model: str, headers: dict[str, str] | None = None, rows: int = 1
     return client.infer(model, [tensor], headers=headers, parameters=parameters).as_numpy("item_ids")
 
 
+async def ask_async(url: str, protocol: str) -> None:
+    async with AsyncClient(url, protocol) as client:
+        await client.retrieve([1003], headers={"traceparent": PARENT})
+
+
 def attributes(span) -> dict[str, object]:
     return {a.key.removeprefix("trieton."): getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
@@ -145,8 +152,13 @@ def test_a_request_with_a_trace_yields_spans_and_no_other_does(repository, tiny_
         ask(client, MODEL_NAME, {"traceparent": PARENT}, rows=3)
         with pytest.raises(InferenceServerException):
             ask(client, MODEL_NAME, {"traceparent": PARENT}, constraint="no_such_set")
-        searches = [span for span in collector.wait(7) if span.name == "search"]
-        assert [span.parent_span_id.hex() for span in searches] == [CALLER] * 7
+        for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
+            with Client(url, protocol, headers={"x-own": "kept"}) as ours:
+                ours.retrieve([1003], headers={"traceparent": PARENT})
+                ours.retrieve([1003])
+            asyncio.run(ask_async(url, protocol))
+        searches = [span for span in collector.wait(11) if span.name == "search"]
+        assert [span.parent_span_id.hex() for span in searches] == [CALLER] * 11
         (failed,) = [span for span in searches if attributes(span)["outcome"] == "invalid"]
         assert "no_such_set" in failed.status.message
 

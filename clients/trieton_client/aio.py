@@ -58,6 +58,7 @@ class AsyncClient:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """See `Client.retrieve`."""
         call = Call.checked(
@@ -71,9 +72,10 @@ class AsyncClient:
         )
         deadline = Deadline(self._options.timeout if timeout is None else timeout, self._options.where)
         facts = await self._described(deadline)
+        infer = partial(self._wire().infer, parameters=call.parameters, headers=self._options.headers | (headers or {}))
         results: list[Results] = []
         for chunk in call.chunks(facts):
-            results += await self._repeat(partial(self._wire().infer, chunk, parameters=call.parameters), deadline)
+            results += await self._repeat(partial(infer, chunk), deadline)
         return results[0] if call.single else results
 
     async def describe(self, timeout: float | None = None) -> ModelFacts:
@@ -123,7 +125,9 @@ class _Wire(Protocol):
 
     async def facts(self, timeout: float) -> ModelFacts: ...
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]: ...
+    async def infer(
+        self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]
+    ) -> list[Results]: ...
 
 
 class _Grpc:
@@ -141,13 +145,13 @@ class _Grpc:
             raise error_from(failure, self.options.where) from None
         return ModelFacts.from_config(MessageToDict(response.config, preserving_proto_field_name=True))
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
+    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
         try:
             response = await self.client.infer(
                 self.options.model,
                 chunk.inputs(tritonclient.grpc.aio),
                 parameters=parameters,
-                headers=self.options.headers,
+                headers=headers,
                 client_timeout=timeout,
             )
         except InferenceServerException as failure:
@@ -170,13 +174,13 @@ class _Http:
         )
         return ModelFacts.from_config(config)
 
-    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
+    async def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
         response = await self._bounded(
             self.client.infer(
                 self.options.model,
                 chunk.inputs(tritonclient.http.aio),
                 parameters=parameters,
-                headers=self.options.headers,
+                headers=headers,
             ),
             timeout,
         )

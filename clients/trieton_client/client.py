@@ -81,6 +81,7 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Results: ...
 
     @overload
@@ -95,6 +96,7 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> list[Results]: ...
 
     def retrieve(
@@ -108,6 +110,7 @@ class Client:
         beam_width: int | None = None,
         input_ids: Any = None,
         timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """The best items for one history, or for each of a list of histories.
 
@@ -121,6 +124,7 @@ class Client:
             beam_width: prefixes that survive each level; the server's default when None.
             input_ids: raw prompt tokens instead of `history`, in the same two forms.
             timeout: deadline in seconds; the client's default when None.
+            headers: of this call, beside those of the client, e.g. {"traceparent": ...}.
 
         Returns:
             Results, or a list of Results in the order of the histories.
@@ -140,9 +144,10 @@ class Client:
         )
         deadline = Deadline(self._options.timeout if timeout is None else timeout, self._options.where)
         facts = self._described(deadline)
+        infer = partial(self._wire.infer, parameters=call.parameters, headers=self._options.headers | (headers or {}))
         results: list[Results] = []
         for chunk in call.chunks(facts):
-            results += self._repeat(partial(self._wire.infer, chunk, parameters=call.parameters), deadline)
+            results += self._repeat(partial(infer, chunk), deadline)
         return results[0] if call.single else results
 
     def describe(self, timeout: float | None = None) -> ModelFacts:
@@ -187,7 +192,7 @@ class _Wire(Protocol):
 
     def facts(self, timeout: float) -> ModelFacts: ...
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]: ...
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]: ...
 
     def close(self) -> None: ...
 
@@ -207,13 +212,13 @@ class _Grpc:
             raise error_from(failure, self.options.where) from None
         return ModelFacts.from_config(MessageToDict(config, preserving_proto_field_name=True))
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
         try:
             response = self.client.infer(
                 self.options.model,
                 chunk.inputs(tritonclient.grpc),
                 parameters=parameters,
-                headers=self.options.headers,
+                headers=headers,
                 client_timeout=timeout,
             )
         except InferenceServerException as failure:
@@ -242,14 +247,14 @@ class _Http:
         self.context = options.tls.context() if options.tls else None
 
     def facts(self, timeout: float) -> ModelFacts:
-        return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, {}, timeout)[0]))
+        return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, self.options.headers, timeout)[0]))
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict) -> list[Results]:
+    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
         body, header_length = self.triton.InferenceServerClient.generate_request_body(
             chunk.inputs(self.triton), parameters=parameters
         )
-        length = {"Inference-Header-Content-Length": str(header_length)}
-        answer, answer_header_length = self._send("POST", "/infer", body, length, timeout)
+        headers = {**headers, "Inference-Header-Content-Length": str(header_length)}
+        answer, answer_header_length = self._send("POST", "/infer", body, headers, timeout)
         response = self.triton.InferenceServerClient.parse_response_body(answer, header_length=answer_header_length)
         return read_results(response, chunk.rows, response.get_response()["model_version"])
 
@@ -260,7 +265,7 @@ class _Http:
         where = self.options.where
         connection = self._connection(timeout)
         try:
-            connection.request(method, self.base + path, body, {**self.options.headers, **headers})
+            connection.request(method, self.base + path, body, headers)
             response = connection.getresponse()
             answer = response.read()
         except TimeoutError:
