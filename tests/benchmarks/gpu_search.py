@@ -25,7 +25,8 @@ BATCH, BEAMS, ITEMS, REPEATS = 8, 20, 100_000, 30
 
 def measure(folder: Path) -> dict[str, float]:
     prompt = PromptTemplate(TokenMap.contiguous(SIZES, first=3), max_items=10)
-    export_retriever(large_model(), folder / "retriever", prompt, max_length=LENGTH, engine="torch", dtype="float16", check=False)
+    options = {"engine": "torch", "dtype": "float16", "check": False}  # tests/gpu compares
+    export_retriever(large_model(), folder / "retriever", prompt, max_length=LENGTH, **options)
     retriever = Retriever.open(folder / "retriever", device="cuda")
     rng = np.random.default_rng(0)
     build_index(rng.integers(0, SIZES[0], (ITEMS, len(SIZES))), codebook_sizes=SIZES).save(folder / "index.safetensors")
