@@ -43,7 +43,7 @@ control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$k
 # Headers reach the models as request parameters. (The server's own tracing holds its end with a collector that hangs.)
 tracing=()
 if [[ -n ${OTEL_EXPORTER_OTLP_ENDPOINT:-}${OTEL_EXPORTER_OTLP_TRACES_ENDPOINT:-} ]]; then
-    tracing=(--{http,grpc}-header-forward-pattern='(?i)traceparent|tracestate')
+    tracing=(--{http,grpc}-header-forward-pattern='(?i)^(traceparent|tracestate)$')
 fi
 
 # Our configuration is complete; to guess at it the server would start every model twice.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -104,6 +105,16 @@ async def ask_async(url: str, protocol: str) -> None:
         await client.retrieve([1003], headers={"traceparent": PARENT})
 
 
+def posted(server: TritonServer, header: bytes, constraint: bytes = b"even") -> int:
+    """Status of a request with lines of a header that no client library would send."""
+    history = b'"inputs":[{"name":"history","shape":[1,1],"datatype":"INT64","data":[1003]}]'
+    body = b'{"parameters":{"constraint":"%s"},%s}' % (constraint, history)
+    with socket.create_connection(("127.0.0.1", int(server.http_url.partition(":")[2])), timeout=10) as connection:
+        start = f"POST /v2/models/{MODEL_NAME}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
+        connection.sendall(start + b"Connection: close\r\n" + header + b"\r\n\r\n" + body)
+        return int(connection.makefile("rb").readline().split()[1])
+
+
 def attributes(span) -> dict[str, object]:
     return {a.key.removeprefix("trieton."): getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
@@ -144,6 +155,16 @@ def test_a_request_with_a_trace_yields_spans_and_no_other_does(repository, tiny_
         assert times[-1] <= search.end_time_unix_nano
         assert [attributes(span)["level"] for span in stages if span.name == "step"] == [0, 1, 2]
 
+        # Whatever bytes the header or one like it holds, over HTTP too; and none of it is in the log.
+        assert (ask(client, MODEL_NAME, {"traceparent-bin": b"\xff"}, num_results=4) == plain).all()
+        assert posted(server, b"TraceParent: \xff\xfe\r\nx-traceparent: 1") == 200
+        assert posted(server, b"traceparent: \xff", constraint=b"even") == 200
+        assert posted(server, b"traceparent: \xff", constraint=b"even\xff") == 400
+        ask(client, MODEL_NAME, traceparent=PARENT, tracestate="a=b\nI1130 forged")
+        assert [span.trace_state for span in collector.wait(2) if span.name == "search"] == ["shop=1", ""]
+        assert "forged" not in server.log_path.read_text()
+        collector.bodies.clear()
+
         # Over HTTP, whatever the case; through the ensemble; of several rows each; and of one with a fault.
         http = triton_http.InferenceServerClient(server.http_url)
         ask(http, MODEL_NAME, {"Traceparent": PARENT})
@@ -157,8 +178,8 @@ def test_a_request_with_a_trace_yields_spans_and_no_other_does(repository, tiny_
                 ours.retrieve([1003], headers={"traceparent": PARENT})
                 ours.retrieve([1003])
             asyncio.run(ask_async(url, protocol))
-        searches = [span for span in collector.wait(11) if span.name == "search"]
-        assert [span.parent_span_id.hex() for span in searches] == [CALLER] * 11
+        searches = [span for span in collector.wait(10) if span.name == "search"]
+        assert [span.parent_span_id.hex() for span in searches] == [CALLER] * 10
         (failed,) = [span for span in searches if attributes(span)["outcome"] == "invalid"]
         assert "no_such_set" in failed.status.message
 

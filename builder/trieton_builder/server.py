@@ -37,7 +37,8 @@ from trieton_builder.server_checks import (
 KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
 RESTRICTED = "model-repository,shared-memory,trace,logging"
-TRACE_HEADERS = "(?i)traceparent|tracestate"  # handed on to the models as request parameters
+# Handed on to the models as request parameters. The server looks for the pattern anywhere in a name (seen).
+TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
 # Of /dev/shm, per instance: a batch of the longest lists. From the server's 1 MiB it would grow in steps under load.
 SHM_BYTES = 16 << 20
 PORT_TRIES = 5

@@ -116,10 +116,7 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> list[Query]:
         """The queries of one request, one per row of its tensors."""
-        try:
-            parameters = json.loads(request.parameters() or "{}")
-        except ValueError:  # seen: bytes that are not UTF-8 reach the model
-            raise QueryError("parameters: expected JSON in UTF-8") from None
+        parameters = _parameters(request)
         unknown = [name for name in parameters if name not in PARAMETERS and not _of_the_server(name)]
         if unknown:
             raise QueryError(f"parameter {unknown[0]!r}: expected one of {', '.join(PARAMETERS)}")
@@ -128,7 +125,7 @@ class TritonPythonModel:
             raise QueryError(f"constraint: expected text, got {constraint!r}")
         parent = None if self.tracer is None else self.tracer.parent(request, parameters)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        shared = {
+        shared: dict[str, Any] = {
             "num_results": parameters.get("num_results"),
             "beam_width": parameters.get("beam_width"),
             "constraint": constraint,
@@ -194,6 +191,21 @@ class TritonPythonModel:
                     f"config.pbtxt: {entry['name']} is {entry['data_type']}, but this bundle's item ids need {need}; "
                     "write the config anew with trieton_builder.config.render_config"
                 )
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    """Parameters of a request. Raises QueryError."""
+    try:
+        parameters = json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError as error:  # seen: bytes that are not UTF-8 reach the model
+        # A caller's headers, handed on, may be anything: what cannot be read in them costs the spans, not the answer.
+        parameters = json.loads(error.object.decode(errors="surrogateescape"))
+        own = {name: value for name, value in parameters.items() if not _of_the_server(name)}
+        try:
+            json.dumps(own, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise QueryError("parameters: expected JSON in UTF-8") from None
+    return parameters
 
 
 def _of_the_server(name: str) -> bool:

@@ -15,6 +15,7 @@ and there are none for a request that has neither, or whose caller does not samp
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import threading
@@ -76,6 +77,8 @@ class Tracer:
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "trieton"}))
         # Not at exit: a collector that does not answer would hold the process.
+        # What a caller's header holds is not to be in the log: it may have line ends, and come with every request.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("trieton")
