@@ -1,5 +1,6 @@
 """A retriever that is two models of the server: the same answers as the one in the model's own process."""
 
+import json
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from trieton.search import Query, Searcher
 from trieton_builder.bls import write_bls_retriever, write_graph_models
 from trieton_builder.bundle import write_bundle
 from trieton_builder.config import render_config
-from trieton_builder.rollout import RolloutError, publish
+from trieton_builder.rollout import RolloutError, publish, rollback
 from trieton_builder.server import TritonServer
 from trieton_client import Client, ServerError
 
@@ -83,6 +84,11 @@ def test_a_bundle_is_published_with_the_models_that_it_asks(repository, tiny_bun
         done = publish(bundle, models, **reach)
         assert done.outcome == "serving"
         assert client.retrieve([1003]).bundle_id == done.bundle_id
+    # A server that starts on a later bundle does not hold them, and goes back to this one.
+    publish(tiny_bundle, models, servers=[], preflight=False)
+    with TritonServer(models) as server, Client(server.grpc_url) as client:
+        rollback(models, servers=[server.grpc_url], control_key=server.control_key)
+        assert client.retrieve([1003]).bundle_id == done.bundle_id
     config = models / "retriever_decode" / "config.pbtxt"
     config.write_text(config.read_text().replace('backend: "python"', 'backend: "onnxruntime"'))
     with pytest.raises(RolloutError, match="'onnxruntime' is not in the throw-away server"):
@@ -93,6 +99,30 @@ def test_such_a_bundle_opens_nowhere_else(repository):
     bundle = Bundle.open(repository / "generative_retriever" / "1")
     with pytest.raises(ValueError, match="engine bls: this retriever is a model of the server"):
         bundle.load_retriever()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": -1}, "decode: version: expected a number from 1, got -1"),
+        ({"version": "3"}, "decode: version: expected a number from 1, got '3'"),
+        ({"model": "../other"}, "decode: model: expected a name, got '../other'"),
+        ({"outputs": ["logits"]}, "decode: outputs: expected names with 'logits' and 'log_z' among them"),
+        ({"outputs": ["logits", "log_z"]}, "decode: outputs: expected names with 'present.' among them"),
+        (None, r"models.json: not usable \(KeyError: 'decode'\)"),
+    ],
+)
+def test_a_bundle_that_asks_for_no_usable_model_is_not_published(repository, tiny_bundle, tmp_path, change, text):
+    retriever = shutil.copytree(repository.parent / "asks-3", tmp_path / "retriever")
+    models = json.loads((retriever / "models.json").read_text())
+    decode = models.pop("decode")
+    if change is not None:
+        models["decode"] = decode | change
+    (retriever / "models.json").write_text(json.dumps(models))
+    write_bundle(tmp_path / "bundle", index=Bundle.open(tiny_bundle).index, retriever_dir=retriever)
+    with pytest.raises(RolloutError, match=text):
+        publish(tmp_path / "bundle", tmp_path / "models", servers=[], preflight=False)
+    assert not (tmp_path / "models").exists()
 
 
 def test_the_onnx_backend_gets_the_graph_itself(make_tiny_retriever, tmp_path):

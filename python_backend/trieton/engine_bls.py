@@ -8,6 +8,7 @@ versions that the bundle names, so that a search never mixes two of them. Each l
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,45 @@ from trieton.engine_onnx import host
 MODELS_FILE = "models.json"
 
 
+@dataclass(frozen=True)
+class AskedModel:
+    """A model of the server, the one version of it that is asked, and the names of its outputs."""
+
+    name: str
+    version: int
+    outputs: tuple[str, ...]
+
+
+def read_models(folder: Path) -> tuple[AskedModel, AskedModel]:
+    """The models for prefill and decode that `models.json` of a retriever names. Raises ValueError."""
+    file = folder / MODELS_FILE
+    try:
+        given = json.loads(file.read_text())
+        prefill, decode = (_asked(graph, given[graph]) for graph in ("prefill", "decode"))
+        if not any(name.startswith("present.") for name in decode.outputs):
+            raise ValueError(f"decode: outputs: expected names with 'present.' among them, got {decode.outputs}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: not usable ({type(error).__name__}: {error})") from None
+    return prefill, decode
+
+
+def _asked(graph: str, entry: Any) -> AskedModel:
+    name, version, outputs = entry["model"], entry["version"], entry["outputs"]
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"{graph}: model: expected a name, got {name!r}")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:  # -1 would be whichever is newest
+        raise ValueError(f"{graph}: version: expected a number from 1, got {version!r}")
+    if not isinstance(outputs, list) or not {"logits", "log_z"} <= set(outputs):
+        raise ValueError(f"{graph}: outputs: expected names with 'logits' and 'log_z' among them, got {outputs!r}")
+    return AskedModel(name, version, tuple(map(str, outputs)))
+
+
 class BlsEngine:
     """Asks the models that `models.json` names. Works only inside the server, while it executes a request."""
 
     def __init__(self, folder: Path):
         """Raises ValueError: no usable models.json, or not inside the server."""
-        try:
-            models = json.loads((folder / MODELS_FILE).read_text())
-            self._prefill, self._decode = _Model(models["prefill"]), _Model(models["decode"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / MODELS_FILE}: not usable ({type(error).__name__}: {error})") from None
+        self._prefill, self._decode = read_models(folder)
         try:
             import triton_python_backend_utils as pb_utils
         except ImportError:
@@ -70,11 +100,11 @@ class BlsEngine:
         """Tokens `table[codes]` and parents int64 [B, M], dead beams at the first of each."""
         return table.take(host(codes), mode="clip"), np.maximum(host(parents), 0).astype(np.int64, copy=False)
 
-    def _ask(self, model: "_Model", inputs: list[Any]) -> dict[str, Any]:
+    def _ask(self, model: "AskedModel", inputs: list[Any]) -> dict[str, Any]:
         request = self._pb_utils.InferenceRequest(
             model_name=model.name,
             model_version=model.version,
-            requested_output_names=model.outputs,
+            requested_output_names=list(model.outputs),
             inputs=inputs,
         )
         response = request.exec()
@@ -87,11 +117,6 @@ class BlsEngine:
 
     def _renamed(self, name: str, tensor: Any) -> Any:
         return self._pb_utils.Tensor.from_dlpack(name, tensor.to_dlpack())  # the memory stays where it is
-
-
-class _Model:
-    def __init__(self, entry: dict[str, Any]):
-        self.name, self.version, self.outputs = str(entry["model"]), int(entry["version"]), list(entry["outputs"])
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from trieton.engine_bls import MODELS_FILE
+from trieton.retriever_spec import SPEC_FILE
 from tritonclient.grpc import model_config_pb2
 
 from trieton_builder.rollout.control import ServerControl
@@ -32,11 +32,16 @@ class Asked:
 
 
 def asked_by(version_dir: Path) -> list[Asked]:
-    """The models that a bundle's retriever asks; none where it runs by itself."""
-    file = version_dir / "retriever" / MODELS_FILE
-    if not file.is_file():
-        return []
-    models = {Asked(entry["model"], entry["version"]) for entry in json.loads(file.read_text()).values()}
+    """The models that a bundle's retriever asks; none where it runs by itself. Raises RolloutError: not readable."""
+    folder = version_dir / "retriever"
+    try:
+        if json.loads((folder / SPEC_FILE).read_text())["engine"] != "bls":
+            return []
+        from trieton.engine_bls import read_models  # only here: a rollback in a hurry seldom needs an engine
+
+        models = {Asked(model.name, model.version) for model in read_models(folder)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RolloutError(f"{folder}: {error}") from None
     return sorted(models, key=lambda model: (model.name, model.version))
 
 

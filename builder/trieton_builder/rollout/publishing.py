@@ -308,7 +308,9 @@ class _Publish:
     def _open(self, folder: Path) -> Any:
         from trieton.bundle import Bundle  # only here: the other commands start in a third of the time without it
 
-        return Bundle.open(folder, verify=True)
+        bundle = Bundle.open(folder, verify=True)
+        asked.asked_by(folder)  # no engine reads them before the server does
+        return bundle
 
     def _next_version(self, wanted: int | None) -> int:
         highest = 0

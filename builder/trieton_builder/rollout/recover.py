@@ -1,5 +1,7 @@
 """Putting right what a publisher left that was killed."""
 
+from trieton_builder.rollout.asked import asked_by, make_ready
+from trieton_builder.rollout.errors import RolloutError
 from trieton_builder.rollout.ledger import Ledger
 from trieton_builder.rollout.steps import Steps
 from trieton_builder.rollout.targets import Target, go_back
@@ -31,7 +33,12 @@ def recover(target: Target, steps: Steps) -> None:
                     f"a publisher of version {version} was killed; version {intent['previous']} is current again"
                 )
         else:
+            models = asked_by(repository.path(intent["to"]))
             for control in target.servers:
+                try:
+                    make_ready(models, control, steps.note)
+                except RolloutError as error:
+                    _note(str(error), steps)
                 _note(go_back(control, intent["to"]), steps)
             for number in intent["out"]:
                 repository.take_out(number)

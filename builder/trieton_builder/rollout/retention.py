@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trieton_builder.rollout.asked import asked_by, make_ready
 from trieton_builder.rollout.control import ServerControl
 from trieton_builder.rollout.errors import NoControlError, RolloutError
 from trieton_builder.rollout.ledger import Ledger
@@ -240,7 +241,9 @@ def _step_back(
                 for target in targets:
                     out = [number for number in target.repository.versions() if number > chosen]
                     target.repository.write_intent({"action": action, "version": current, "to": chosen, "out": out})
+                    models = asked_by(target.repository.path(chosen))
                     for control in target.servers:
+                        make_ready(models, control, steps.note)  # a restart may have left them out
                         done.append(control)
                         with steps.step("load", f"{control.url} answers from version {chosen}"):
                             _hold(control, chosen)
