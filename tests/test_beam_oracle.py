@@ -178,3 +178,29 @@ def test_log_z_that_comes_with_the_logits_is_used_as_it_is(kernel):
     got = rows_of(result, 0, index)
     assert [codes for codes, _ in got] == [codes for codes, _ in want]
     np.testing.assert_allclose([s for _, s in got], [s for _, s in want], atol=1e-5)
+
+
+def test_the_reference_counts_every_child_that_is_allowed_and_no_kernel_counts_more():
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        sizes = [int(size) for size in rng.choice(SIZES[:5], 3)]
+        index = build_index(rng.integers(0, sizes, (int(rng.integers(1, 200)), 3)), codebook_sizes=sizes)
+        leaves = leaf_tuples(index)
+        widths = rng.integers(1, 12, 3)
+        models = [oracle.ToyModel(sizes, 10 * seed + b) for b in range(3)]
+        masks = [rng.random(len(leaves)) < share for share in (0.1, 0.5, 1.0)]
+        planes = [plane_of(index, mask, form) for mask, form in zip(masks, ("alive", "bits", "dead"), strict=True)]
+        counted = [
+            beam_search(
+                Stepper(models, index), index, batch_size=3, beam_width=widths, constraints=planes, kernel=kernel
+            ).ranked
+            for kernel in KERNELS
+        ]
+        for b, (model, mask, width) in enumerate(zip(models, masks, widths, strict=True)):
+            allowed = [leaf for leaf, true in zip(leaves, mask, strict=True) if true]
+            want = 0
+            for level in range(3):
+                beams = {prefix for prefix, _ in oracle.beam_search(model, {c[:level] for c in allowed}, width)[0]}
+                want += len({c[: level + 1] for c in allowed if c[:level] in beams or not level})
+            assert counted[0][b] == want
+            assert min(want, len(oracle.beam_search(model, allowed, width)[0])) <= counted[1][b] <= want
