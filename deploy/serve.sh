@@ -31,11 +31,12 @@ for version in "${versions[@]}"; do
     fi
 done
 
-# Models of their own that a bundle's retriever asks (engine bls).
+# Models of their own that the retriever of the version that will answer asks (engine bls).
 asked=()
-for file in "$repository"/generative_retriever/*/retriever/models.json; do
-    while read -r name; do asked+=(--load-model="$name"); done < <(grep -oP '"model": "\K[^"]+' "$file")
-done
+newest=$(printf '%s\n' "${versions[@]}" | sort -V | tail -n 1)
+if [[ -f ${newest}retriever/models.json ]]; then
+    while read -r name; do asked+=(--load-model="$name"); done < <(grep -oP '"model": "\K[^"]+' "${newest}retriever/models.json")
+fi
 
 # `load` with a `file:` parameter runs whatever Python it is given: whoever may control models owns the container.
 control="model-repository,shared-memory,trace,logging:trieton-control-key=$(<"$key_file")"

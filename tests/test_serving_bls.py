@@ -9,10 +9,12 @@ from trieton.bundle import Bundle
 from trieton.search import Query, Searcher
 from trieton_builder.bls import write_bls_retriever, write_graph_models
 from trieton_builder.bundle import write_bundle
+from trieton_builder.cli import app
 from trieton_builder.config import render_config
 from trieton_builder.rollout import RolloutError, publish, rollback
 from trieton_builder.server import TritonServer
 from trieton_client import Client, ServerError
+from typer.testing import CliRunner
 
 CATALOGUE = tiny_catalogue()
 
@@ -123,6 +125,22 @@ def test_a_bundle_that_asks_for_no_usable_model_is_not_published(repository, tin
     with pytest.raises(RolloutError, match=text):
         publish(tmp_path / "bundle", tmp_path / "models", servers=[], preflight=False)
     assert not (tmp_path / "models").exists()
+
+
+def test_serve_loads_the_models_of_the_version_that_will_answer(repository, tiny_bundle, tmp_path, monkeypatch):
+    """Those of an older one may be gone, and the server does not start without a model that it is told to load."""
+    told = []
+
+    def note(*_: object, load: tuple[str, ...], **__: object) -> None:
+        told.append(load)
+        raise OSError("not started here")
+
+    monkeypatch.setattr("trieton_builder.server.TritonServer", note)
+    for bundle in (repository.parent / "bundle-3", tiny_bundle):
+        publish(bundle, tmp_path / "models", servers=[], preflight=False)
+        CliRunner().invoke(app, ["serve", str(tmp_path / "models")])
+    name = "generative_retriever"
+    assert told == [(name, "retriever_decode", "retriever_prefill"), (name,)]
 
 
 def test_the_onnx_backend_gets_the_graph_itself(make_tiny_retriever, tmp_path):

@@ -68,7 +68,8 @@ def serve(
             + ("" if key else ", and none has the key that it starts with; give it one with --key-file")
         )
     present = repo.versions()
-    asked = {model.name for version in present for model in asked_by(repo.path(version))}
+    # Of the version that will answer; going back to another one loads what that one asks.
+    asked = {model.name for model in asked_by(repo.path(present[-1]))} if present else set()
     if not present:
         err.print(f"no version in {repo.root} yet; publish one, it will be loaded")
     server = TritonServer(

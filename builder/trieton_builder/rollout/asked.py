@@ -34,6 +34,8 @@ class Asked:
 def asked_by(version_dir: Path) -> list[Asked]:
     """The models that a bundle's retriever asks; none where it runs by itself. Raises RolloutError: not readable."""
     folder = version_dir / "retriever"
+    if not (folder / SPEC_FILE).is_file():  # no bundle: whoever opens it says so
+        return []
     try:
         if json.loads((folder / SPEC_FILE).read_text())["engine"] != "bls":
             return []
