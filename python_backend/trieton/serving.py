@@ -98,6 +98,7 @@ class TritonPythonModel:
                 rows.append(error)
                 continue
             except Exception:
+                self.searcher.totals.failed += 1
                 rows.append(_failure("a request could not be read"))
                 continue
             rows.append(slice(len(queries), len(queries) + len(read)))
