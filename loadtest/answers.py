@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from traffic import Query
 from trieton.bundle import Bundle
-from trieton.catalog import Catalog
-from trieton.constraints import compile_constraint
+from trieton.constraint.compile import compile_constraint
+from trieton.index.catalog import Catalog
 from trieton_client import Results
 
 MODEL = "generative_retriever"

@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 from trieton_builder.cli.common import clean_errors
 from trieton_builder.rollout import publish, rollback
-from trieton_builder.server import TritonServer, choose_ports
+from trieton_builder.server.process import TritonServer, choose_ports
 
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
 GRACE = 120.0  # seconds that Locust gets beyond the scenario before it is taken for stuck

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from trieton_builder.server import TritonServer
+    from trieton_builder.server.process import TritonServer
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +76,8 @@ def served(
     import shutil
 
     from tiny_bundle import write_slow_bundle
-    from trieton_builder.config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
-    from trieton_builder.server import TritonServer
+    from trieton_builder.bundle.model_config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
+    from trieton_builder.server.process import TritonServer
 
     repository = tmp_path_factory.mktemp("served")
     models = {MODEL_NAME: tiny_bundle, "text_retriever": make_tiny_bundle(text_ids=True), "slow_retriever": None}

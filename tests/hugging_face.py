@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from trieton.retriever import TokenMap
+from trieton.retriever.session import TokenMap
 from trieton_builder.export.parity import reference_logits
 
 

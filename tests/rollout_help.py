@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from trieton.bundle import compute_bundle_id, describe_file
-from trieton_builder.config import MODEL_NAME, render_config
+from trieton_builder.bundle.model_config import MODEL_NAME, render_config
 from typer.testing import CliRunner
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from trieton.bundle import Bundle
-from trieton.search import Query, Searcher
+from trieton.search.searcher import Query, Searcher
 from trieton_client import Client, ClientError
 
 HISTORIES = ([1000], [1003, 1010, 1050], [1020, 1040], [1100, 1101, 1102, 1103])

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import oracle
 import torch
-from trieton.beam import BeamResult
-from trieton.index import StaticIndex
-from trieton.plane import Plane
+from trieton.constraint.plane import Plane
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import BeamResult
 
 torch.set_num_threads(1)  # these tensors are tiny: threads would only wait for each other
 

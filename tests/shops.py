@@ -6,9 +6,9 @@ from unittest import mock
 
 import numpy as np
 from hypothesis import strategies as st
-from trieton.index import StaticIndex
-from trieton_builder import trie
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton_builder.indexing import trie
+from trieton_builder.indexing.trie import build_index
 
 
 @dataclass

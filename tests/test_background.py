@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import os, threading, time
 from pathlib import Path
-from trieton import background
+from trieton.serving import background
 def priorities():
     return sorted({os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path("/proc/self/task").iterdir()})
 before = priorities()

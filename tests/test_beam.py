@@ -7,10 +7,10 @@ import oracle
 import pytest
 import torch
 from searching import KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
-from trieton.beam import beam_search
-from trieton.constraints import compile_constraint
-from trieton.kernels import cpu
-from trieton_builder.trie import build_index
+from trieton.constraint.compile import compile_constraint
+from trieton.search.beam import beam_search
+from trieton.search.kernels import cpu
+from trieton_builder.indexing.trie import build_index
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 

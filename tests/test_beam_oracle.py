@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searching import EXAMPLES, KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of, with_end
-from trieton.beam import beam_search
-from trieton.kernels import cpu
-from trieton_builder.trie import build_index
+from trieton.search.beam import beam_search
+from trieton.search.kernels import cpu
+from trieton_builder.indexing.trie import build_index
 
 SIZES = (1, 2, 3, 31, 257, 2049)
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from test_index import catalogues
 from trie_walk import children_of
 from trieton.bundle import Bundle
-from trieton.index import StaticIndex
+from trieton.index.static_index import StaticIndex
 from trieton_builder.cli import app
 from trieton_builder.cli.build import parse_memory
-from trieton_builder.inspection import floor_bytes, inspect_index
-from trieton_builder.inspection_page import render_page
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
+from trieton_builder.report.inspection import floor_bytes, inspect_index
+from trieton_builder.report.inspection_page import render_page
 from typer.testing import CliRunner
 
 

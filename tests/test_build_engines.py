@@ -14,13 +14,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from test_index import catalogues
-from trieton.index import StaticIndex
-from trieton_builder.build_file import build_file
-from trieton_builder.catalog_input import CatalogSource
-from trieton_builder.columns import Columns
-from trieton_builder.engine_duckdb import DuckDbEngine
-from trieton_builder.keys import KeyLayout
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton_builder.catalogue.columns import Columns
+from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.catalogue.read import CatalogSource
+from trieton_builder.indexing.build_file import build_file
+from trieton_builder.indexing.sorter_duckdb import DuckDbEngine
+from trieton_builder.indexing.trie import build_index
 
 
 def write_catalogue(folder: Path, case: dict, files: int = 2) -> CatalogSource:
@@ -75,10 +75,10 @@ def test_chunks_of_any_size_give_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     case = large_case()
     source = write_catalogue(tmp_path / "in", case, files=3)
     build_index(**case).save(tmp_path / "wanted")
-    monkeypatch.setattr("trieton_builder.survey.chunk_rows", lambda layout: 1013)
-    monkeypatch.setattr("trieton_builder.emit.chunk_rows", lambda layout: 1013)
-    monkeypatch.setattr("trieton_builder.catalog_input.BATCH_ROWS", 777)
-    monkeypatch.setattr("trieton_builder.build_file._ROWS_PER_FILE", 2500)
+    monkeypatch.setattr("trieton_builder.indexing.survey.chunk_rows", lambda layout: 1013)
+    monkeypatch.setattr("trieton_builder.indexing.emit.chunk_rows", lambda layout: 1013)
+    monkeypatch.setattr("trieton_builder.catalogue.read.BATCH_ROWS", 777)
+    monkeypatch.setattr("trieton_builder.indexing.build_file._ROWS_PER_FILE", 2500)
     for engine in ("polars", "duckdb"):
         report = build_file(source, tmp_path / engine, engine=engine)
         assert (report.num_items, report.dropped, report.engine) == (20_000, 0, engine)
@@ -90,7 +90,7 @@ def spark() -> Any:
     if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
         pytest.skip("no Java on this machine")
     pytest.importorskip("pyspark")
-    from trieton_builder.engine_spark import SparkEngine
+    from trieton_builder.indexing.sorter_spark import SparkEngine
 
     local = {
         "spark.sql.shuffle.partitions": "3",
@@ -197,10 +197,10 @@ def test_an_interrupt_ends_a_sort_and_nothing_else_is_heard_of_it(tmp_path: Path
 
 SLOW_BUILD = """
 import sys, time
-from trieton_builder.build_file import build_file
-from trieton_builder.catalog_input import CatalogSource
-from trieton_builder.columns import Columns
-from trieton_builder.keys import KeyLayout
+from trieton_builder.indexing.build_file import build_file
+from trieton_builder.catalogue.read import CatalogSource
+from trieton_builder.catalogue.columns import Columns
+from trieton_builder.catalogue.keys import KeyLayout
 
 def stall(stage, done, total):
     if stage == "write":

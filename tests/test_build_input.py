@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from trieton.index import StaticIndex
-from trieton.retriever_spec import TokenMap
-from trieton_builder.build_file import build_file
-from trieton_builder.catalog_input import CatalogSource
-from trieton_builder.columns import CatalogError, Columns
-from trieton_builder.keys import KeyLayout
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton.retriever.spec import TokenMap
+from trieton_builder.catalogue.columns import CatalogError, Columns
+from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.catalogue.read import CatalogSource
+from trieton_builder.indexing.build_file import build_file
+from trieton_builder.indexing.trie import build_index
 
 SIZES = [8, 6, 7]
 OFFICE = Path(__file__).parents[2] / "shared" / "data" / "office" / "items.csv"
@@ -303,7 +303,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, name: str, text: str, 
 def test_a_fault_beyond_the_first_batch_and_file_names_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trieton_builder.catalog_input.BATCH_ROWS", 16)
+    monkeypatch.setattr("trieton_builder.catalogue.read.BATCH_ROWS", 16)
     frame = by_level(catalogue(100)).drop("fresh", "us")
     (tmp_path / "in").mkdir()
     frame[:50].write_parquet(tmp_path / "in" / "a.parquet")

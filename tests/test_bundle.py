@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from trieton.bundle import Bundle, BundleError, compute_bundle_id
-from trieton.retriever import RetrieverSpec
-from trieton_builder.bundle import write_bundle
-from trieton_builder.trie import build_index
+from trieton.retriever.session import RetrieverSpec
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.indexing.trie import build_index
 
 
 def index_for(retriever_dir, *, shrink=0, **options):

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from trieton.constraints import ConstraintError, compile_constraint, plane_cache, precompile
-from trieton.plane import Plane
-from trieton.plane_cache import PlaneCache
-from trieton_builder.trie import build_index
+from trieton.constraint.compile import ConstraintError, compile_constraint, plane_cache, precompile
+from trieton.constraint.plane import Plane
+from trieton.constraint.plane_cache import PlaneCache
+from trieton_builder.indexing.trie import build_index
 
 NUM_ITEMS = 4000
 WAIT_S = 30

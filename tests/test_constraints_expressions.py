@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trieton.constraints import ConstraintError, compile_constraint
-from trieton.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT, check_names, named, parse
-from trieton_builder.trie import build_index
+from trieton.constraint.compile import ConstraintError, compile_constraint
+from trieton.constraint.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT, check_names, named, parse
+from trieton_builder.indexing.trie import build_index
 
 # Eight items, one for each way to be in or out of three sets: bits over them are a truth table.
 TRUTH = {name: np.array([item >> place & 1 for item in range(8)], bool) for place, name in enumerate("abc")}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shops import TREES, Shop, holds, shops, text_of
-from trieton import constraints
-from trieton.constraints import ConstraintError, compile_constraint
-from trieton.plane import Plane
-from trieton_builder.trie import build_index
+from trieton.constraint import compile as constraints
+from trieton.constraint.compile import ConstraintError, compile_constraint
+from trieton.constraint.plane import Plane
+from trieton_builder.indexing.trie import build_index
 
 
 def alive_edges(plane: Plane, level: int, count: int) -> list[int]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shops import TREES, Shop, holds, shops, text_of
-from trieton.beam import BeamResult, beam_search
-from trieton.constraints import compile_constraint
-from trieton.index import StaticIndex
-from trieton_builder.trie import build_index
+from trieton.constraint.compile import compile_constraint
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import BeamResult, beam_search
+from trieton_builder.indexing.trie import build_index
 
 KERNELS = ["torch", "cpu"]
 SIZES = (8, 8, 8)

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from trieton.engine_torch import TorchEngine
-from trieton.retriever import Retriever, RetrieverSpec
+from trieton.retriever.session import Retriever, RetrieverSpec
+from trieton.retriever.torch_export import TorchEngine
+from trieton_builder.catalogue.semantic_ids import SemanticIds, semantic_ids
 from trieton_builder.demo import movielens
 from trieton_builder.demo.baselines import item_knn, popularity, score, unconstrained_beam
 from trieton_builder.demo.movielens import MovieLens, load_movielens, read_movielens
@@ -15,7 +16,6 @@ from trieton_builder.demo.train import Recipe, demo_prompt, load_model, model_lo
 from trieton_builder.demo.vectors import item_vectors
 from trieton_builder.export.family import Limits
 from trieton_builder.export.t5 import t5_graphs
-from trieton_builder.semantic_ids import SemanticIds, semantic_ids
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -21,9 +21,9 @@ import pytest
 import trieton
 import tritonclient.grpc
 from trieton.bundle import Bundle
-from trieton_builder.installation import find_installation
 from trieton_builder.rollout.source import Source
-from trieton_builder.server import GRPC_KEY_HEADER, TritonServer, choose_ports
+from trieton_builder.server.installation import find_installation
+from trieton_builder.server.process import GRPC_KEY_HEADER, TritonServer, choose_ports
 from trieton_client import Client
 from tritonclient.utils import InferenceServerException
 

@@ -5,9 +5,9 @@ import re
 import pytest
 from tiny_bundle import tiny_catalogue
 from trieton.bundle import Bundle
-from trieton.search import Query, QueryError, Searcher
+from trieton.search.searcher import Query, QueryError, Searcher
 from trieton_builder.cli import app
-from trieton_builder.explain import explain, picture, render_html
+from trieton_builder.report.explain import explain, picture, render_html
 from typer.testing import CliRunner
 
 CATALOGUE = tiny_catalogue()

@@ -14,9 +14,9 @@ import pytest
 import tiny_retriever
 import torch
 import transformers
-from trieton.beam import beam_search
-from trieton.engine_torch import TorchEngine
-from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec, TokenMap
+from trieton.retriever.session import PromptTemplate, Retriever, RetrieverSpec, TokenMap
+from trieton.retriever.torch_export import TorchEngine
+from trieton.search.beam import beam_search
 from trieton_builder.cli import app
 from trieton_builder.export import FAMILIES, ExportError, export_retriever
 from trieton_builder.export import exporter as exporter_module
@@ -26,7 +26,7 @@ from trieton_builder.export.family import Limits
 from trieton_builder.export.llama import llama_graphs
 from trieton_builder.export.optimum import adopt_optimum
 from trieton_builder.export.parity import largest_difference
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

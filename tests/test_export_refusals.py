@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from trieton.engine_torch import TorchEngine
-from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec, TokenMap
+from trieton.retriever.session import PromptTemplate, Retriever, RetrieverSpec, TokenMap
+from trieton.retriever.torch_export import TorchEngine
 from trieton_builder.export import FAMILIES, ExportError, export_retriever
 from trieton_builder.export import exporter as exporter_module
 from trieton_builder.export.checkpoint import load_checkpoint

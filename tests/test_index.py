@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import ToyModel
 from trie_walk import accepted, children_of, walk
-from trieton.beam import beam_search
-from trieton.dense_head import dense_head
-from trieton.index import StaticIndex
-from trieton_builder import survey as survey_module
-from trieton_builder import trie
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import beam_search
+from trieton.search.dense_head import dense_head
+from trieton_builder.indexing import survey as survey_module
+from trieton_builder.indexing import trie
+from trieton_builder.indexing.trie import build_index
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 

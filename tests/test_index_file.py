@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from test_index import catalogues
-from trieton.index import StaticIndex
-from trieton.tensorfile import DamagedFileError, TensorFileWriter, read_tensors, write_tensors
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton.index.tensorfile import DamagedFileError, TensorFileWriter, read_tensors, write_tensors
+from trieton_builder.indexing.trie import build_index
 
 
 def example(**options: object) -> StaticIndex:
@@ -101,7 +101,7 @@ def test_every_truncation_and_extension_is_noticed(tmp_path: Path) -> None:
 def test_a_newer_format_or_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.safetensors"
     with monkeypatch.context() as newer:
-        newer.setattr("trieton.tensorfile.FORMAT_VERSION", 2)
+        newer.setattr("trieton.index.tensorfile.FORMAT_VERSION", 2)
         example().save(path)
     with pytest.raises(DamagedFileError, match="written by format version 2, this release reads up to 1"):
         StaticIndex.load(path)

@@ -10,8 +10,8 @@ import oracle
 import pytest
 import torch
 from searching import Stepper
-from trieton.beam import beam_search
-from trieton_builder.trie import build_index
+from trieton.search.beam import beam_search
+from trieton_builder.indexing.trie import build_index
 
 pytest.importorskip("triton", reason="OpenAI Triton is not installed")
 if torch.cuda.is_available():
@@ -39,7 +39,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from trieton.kernels import gpu
+from trieton.search.kernels import gpu
 
 RANK = dict(logits="*fp32", stride_b="i32", stride_m="i32", stride_v="i32", width="i32", given_z="*fp32",
     score="*fp32", lo="*i64", hi="*i64", previous="*i64", previous_end="i32", root_lo="i32", root_hi="i32",

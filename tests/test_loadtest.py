@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trieton.catalog import Catalog
-from trieton.constraints import compile_constraint
-from trieton_builder.server import choose_ports
+from trieton.constraint.compile import compile_constraint
+from trieton.index.catalog import Catalog
+from trieton_builder.server.process import choose_ports
 from trieton_client import Results
 
 LOADTEST = Path(__file__).parents[1] / "loadtest"

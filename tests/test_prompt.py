@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trieton.retriever import PromptTemplate, RetrieverSpec, TokenMap
+from trieton.retriever.session import PromptTemplate, RetrieverSpec, TokenMap
 
 MAP = TokenMap((range(10, 14), (7, 99, 3)), end_token=2)
 

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 from trieton.bundle import Bundle
-from trieton_builder.server import TritonServer
+from trieton_builder.server.process import TritonServer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

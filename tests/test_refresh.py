@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 from tiny_bundle import tiny_catalogue
 from trieton.bundle import INDEX_FILES, Bundle, BundleError
-from trieton.constraints import compile_constraint
-from trieton_builder import refresh as module
+from trieton.constraint.compile import compile_constraint
+from trieton_builder.bundle import refresh as module
+from trieton_builder.bundle.refresh import refresh
+from trieton_builder.catalogue.set_table import read_set_table
 from trieton_builder.cli import app
-from trieton_builder.refresh import refresh
-from trieton_builder.set_table import read_set_table
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 from typer.testing import CliRunner
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_retriever import VOCAB_SIZE, tiny_t5
-from trieton.beam import beam_search
-from trieton.retriever import Retriever
+from trieton.retriever.session import Retriever
+from trieton.search.beam import beam_search
 from trieton_builder.export.parity import largest_difference
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

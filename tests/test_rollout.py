@@ -13,7 +13,6 @@ import pytest
 from rollout_help import altered, command, id_of, one_line, small_repository
 from rollout_traffic import HISTORIES, Traffic, expected_answers
 from trieton.bundle import Bundle
-from trieton_builder.leftovers import SHM
 from trieton_builder.rollout import (
     Endpoint,
     LockedError,
@@ -28,7 +27,8 @@ from trieton_builder.rollout import (
 from trieton_builder.rollout.canary import CanaryError
 from trieton_builder.rollout.control import ServerControl
 from trieton_builder.rollout.publishing import memory_allows
-from trieton_builder.server import TritonServer
+from trieton_builder.server.leftovers import SHM
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client
 
 pytestmark = pytest.mark.server

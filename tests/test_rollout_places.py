@@ -17,7 +17,7 @@ from rollout_traffic import HISTORIES
 from trieton_builder.rollout import Endpoint, Repository, RolloutError, publish, rollback, versions
 from trieton_builder.rollout import canary as canaries
 from trieton_builder.rollout.ledger import Ledger
-from trieton_builder.server import TritonServer
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
 from trieton.bundle import Bundle
-from trieton.search import PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
-from trieton.watch import CHECK_SECONDS
+from trieton.search.searcher import PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
+from trieton.search.watch import CHECK_SECONDS
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
 CATALOGUE = tiny_catalogue()
@@ -213,7 +213,7 @@ def test_a_base_constraint_holds_every_request_and_positions_in_errors_stay_thos
 
 @pytest.mark.case("S08")
 def test_a_search_that_nobody_waits_for_stops_between_two_levels(searcher, monkeypatch):
-    monkeypatch.setattr("trieton.watch.CHECK_SECONDS", 1e-9)
+    monkeypatch.setattr("trieton.search.watch.CHECK_SECONDS", 1e-9)
     levels = searcher.totals.levels
     asked = []
 
@@ -234,7 +234,7 @@ def test_a_search_that_nobody_waits_for_stops_between_two_levels(searcher, monke
 def test_who_leaves_a_batch_that_goes_on_loses_the_beams_and_changes_no_bit_of_the_others(
     tiny_bundle, monkeypatch, kernel, level
 ):
-    monkeypatch.setattr("trieton.watch.CHECK_SECONDS", 1e-9)
+    monkeypatch.setattr("trieton.search.watch.CHECK_SECONDS", 1e-9)
     searcher = Searcher(Bundle.open(tiny_bundle), threads=1, limits=LIMITS, kernel=kernel)
     asked = [Query([1000 + i, 1050 + i], beam_width=20, constraint=(None, "even")[i % 2]) for i in range(8)]
     whole = searcher.search(asked)
@@ -295,8 +295,8 @@ def test_a_bundle_without_items_answers_every_question_with_an_error_or_nothing(
 
 
 def test_an_item_id_that_marks_padding_is_refused_when_the_bundle_is_loaded(make_tiny_retriever, tmp_path):
-    from trieton_builder.bundle import write_bundle
-    from trieton_builder.trie import build_index
+    from trieton_builder.bundle.write import write_bundle
+    from trieton_builder.indexing.trie import build_index
 
     index = build_index([[0, 0, 0], [0, 0, 1]], codebook_sizes=SIZES, item_ids=[-1, 4])
     write_bundle(tmp_path / "b", index=index, retriever_dir=make_tiny_retriever(SIZES))

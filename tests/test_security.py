@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from trieton.engine_torch import TorchEngine
-from trieton.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT
-from trieton.plane_cache import DEFAULT_MAX_BYTES
-from trieton.search import Limits
-from trieton_builder.config import MODEL_NAME, render_config
-from trieton_builder.server import GRPC_KEY_HEADER, KEY_HEADER, RESTRICTED, TritonServer
+from trieton.constraint.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT
+from trieton.constraint.plane_cache import DEFAULT_MAX_BYTES
+from trieton.retriever.torch_export import TorchEngine
+from trieton.search.searcher import Limits
+from trieton_builder.bundle.model_config import MODEL_NAME, render_config
+from trieton_builder.server.process import GRPC_KEY_HEADER, KEY_HEADER, RESTRICTED, TritonServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 PAGE = (Path(__file__).parents[1] / "deploy" / "SECURITY.md").read_text()

@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 import pytest
-from trieton_builder.semantic_ids import semantic_ids
+from trieton_builder.catalogue.semantic_ids import semantic_ids
 
 
 def clusters(count: int = 400, seed: int = 0) -> np.ndarray:

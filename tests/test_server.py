@@ -12,15 +12,15 @@ import psutil
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
-from trieton_builder import leftovers
-from trieton_builder.leftovers import SHM
-from trieton_builder.server import (
+from trieton_builder.server.leftovers import SHM
+from trieton_builder.server.process import (
     GRPC_KEY_HEADER,
     KEY_HEADER,
     PortTakenError,
     ServerError,
     TritonServer,
     choose_ports,
+    leftovers,
 )
 from tritonclient.utils import InferenceServerException
 
@@ -117,7 +117,7 @@ def test_two_servers_side_by_side_share_nothing_and_leave_nothing(server, tmp_pa
 
 def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
     program = (
-        "import sys, time; from trieton_builder.server import TritonServer\n"
+        "import sys, time; from trieton_builder.server.process import TritonServer\n"
         f"server = TritonServer({str(make_repository(tmp_path))!r}, load=('double',)).start()\n"
         "print(server.pid, flush=True); time.sleep(60)"
     )
@@ -137,7 +137,8 @@ def test_the_stub_of_a_starter_killed_while_it_loads_is_swept_once_its_server_ha
         tmp_path / "models", f"import time\nopen({str(tmp_path / 'loading')!r}, 'w')\ntime.sleep(600)"
     )
     program = (
-        f"from trieton_builder.server import TritonServer\nTritonServer({str(folder)!r}, load=('double',)).start()"
+        "from trieton_builder.server.process import TritonServer\n"
+        f"TritonServer({str(folder)!r}, load=('double',)).start()"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as starter:
         deadline = time.monotonic() + 30
@@ -192,7 +193,7 @@ def test_one_port_for_two_endpoints_is_refused():
 
 
 def test_a_port_lost_between_choosing_and_binding_is_chosen_anew(tmp_path, monkeypatch):
-    import trieton_builder.server as module
+    import trieton_builder.server.process as module
 
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from trieton_builder import installation
-from trieton_builder.doctor import examine
-from trieton_builder.installation import InstallationError, find_installation
-from trieton_builder.server import TritonServer
+from trieton_builder.server import installation
+from trieton_builder.server.doctor import examine
+from trieton_builder.server.installation import InstallationError, find_installation
+from trieton_builder.server.process import TritonServer
 from typer.testing import CliRunner
 
 

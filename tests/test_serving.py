@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 from tiny_bundle import tiny_catalogue
 from trieton.bundle import Bundle
-from trieton.search import Query, Searcher
+from trieton.search.searcher import Query, Searcher
 from trieton_client import Client, InvalidRequestError
 from tritonclient.utils import InferenceServerException
 

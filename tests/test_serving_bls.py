@@ -6,13 +6,13 @@ import shutil
 import pytest
 from tiny_bundle import SIZES, tiny_catalogue
 from trieton.bundle import Bundle
-from trieton.search import Query, Searcher
-from trieton_builder.bls import write_bls_retriever, write_graph_models
-from trieton_builder.bundle import write_bundle
+from trieton.search.searcher import Query, Searcher
+from trieton_builder.bundle.bls import write_bls_retriever, write_graph_models
+from trieton_builder.bundle.model_config import render_config
+from trieton_builder.bundle.write import write_bundle
 from trieton_builder.cli import app
-from trieton_builder.config import render_config
 from trieton_builder.rollout import RolloutError, publish, rollback
-from trieton_builder.server import TritonServer
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client, ServerError
 from typer.testing import CliRunner
 
@@ -135,7 +135,7 @@ def test_serve_loads_the_models_of_the_version_that_will_answer(repository, tiny
         told.append(load)
         raise OSError("not started here")
 
-    monkeypatch.setattr("trieton_builder.server.TritonServer", note)
+    monkeypatch.setattr("trieton_builder.server.process.TritonServer", note)
     for bundle in (repository.parent / "bundle-3", tiny_bundle):
         publish(bundle, tmp_path / "models", servers=[], preflight=False)
         CliRunner().invoke(app, ["serve", str(tmp_path / "models")])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from trieton_builder.config import render_config, render_ensemble_config
+from trieton_builder.bundle.model_config import render_config, render_ensemble_config
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 ROOT = Path(__file__).parents[1]

@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from trieton_builder.bundle.model_config import render_config
 from trieton_builder.cli import app
-from trieton_builder.config import render_config
-from trieton_builder.server import TritonServer
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client, DeadlineError, ServerError
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner

@@ -15,8 +15,8 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from trieton_builder.config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
-from trieton_builder.server import TritonServer
+from trieton_builder.bundle.model_config import ENSEMBLE_NAME, MODEL_NAME, render_config, render_ensemble_config
+from trieton_builder.server.process import TritonServer
 from trieton_client import AsyncClient, Client
 from tritonclient.utils import InferenceServerException
 
@@ -221,6 +221,9 @@ def test_spans_lie_below_those_of_the_server_where_it_traces_itself(repository, 
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported():
-    code = "import sys, trieton.search, trieton.tracing as t; print(t.configured(), 'opentelemetry' in sys.modules)"
+    code = (
+        "import sys, trieton.search.searcher, trieton.serving.tracing as t; "
+        "print(t.configured(), 'opentelemetry' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={}, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]

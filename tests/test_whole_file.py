@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from rollout_help import command, one_line
-from trieton_builder.whole_file import named, whole_file
+from trieton_builder.files.whole_file import named, whole_file
 
 
 def test_a_file_is_replaced_when_the_block_ends_and_stays_as_it_was_when_it_raises(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from oracle import Codes, beam_search, log_probs
-from trieton.retriever import Retriever
-from trieton_builder.bundle import write_bundle
-from trieton_builder.trie import build_index
+from trieton.retriever.session import Retriever
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.indexing.trie import build_index
 
 SIZES = (8, 8, 8)
 FIRST_ID = 1000

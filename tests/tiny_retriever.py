@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
-from trieton.retriever import PromptTemplate, RetrieverSpec, TokenMap
+from trieton.retriever.session import PromptTemplate, RetrieverSpec, TokenMap
 from trieton_builder.export import export_retriever
 
 VOCAB_SIZE = 1024

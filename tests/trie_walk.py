@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 
 import numpy as np
-from trieton.index import StaticIndex
-from trieton.static_layout import StaticLayout
+from trieton.index.static_index import StaticIndex
+from trieton.index.static_layout import StaticLayout
 
 Codes = tuple[int, ...]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trieton.index import StaticIndex
-from trieton.retriever import Retriever, RetrieverSpec
+from trieton.index.static_index import StaticIndex
+from trieton.retriever.session import Retriever, RetrieverSpec
 
 FORMAT = "trieton-bundle"
 FORMAT_VERSION = 1

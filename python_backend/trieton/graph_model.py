@@ -1,11 +1,11 @@
-"""One ONNX graph as a model of the server, for servers without the ONNX backend. See `trieton.engine_bls`."""
+"""One ONNX graph as a model of the server, for servers without the ONNX backend. See `trieton.retriever.bls`."""
 
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils  # exists only inside the stub
 
-from trieton.engine_onnx import default_threads, open_session
+from trieton.retriever.onnx import default_threads, open_session
 
 
 class TritonPythonModel:

@@ -22,8 +22,8 @@ import tritonclient.http
 from bench_serving import BEAM_WIDTH, NUM_RESULTS, histories, make_bundle, repository
 from rich.console import Console
 from rich.table import Table
-from trieton_builder.config import MODEL_NAME
-from trieton_builder.server import TritonServer
+from trieton_builder.bundle.model_config import MODEL_NAME
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client
 
 GOAL = 0.05

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from trieton.beam import beam_search
 from trieton.bundle import Bundle
-from trieton.constraints import compile_constraint, plane_cache, precompile
-from trieton.expressions import parse
-from trieton.index import StaticIndex
-from trieton.plane import Plane
-from trieton.search import Query, QueryError, Searcher
-from trieton.tensorfile import DamagedFileError
-from trieton_builder.trie import build_index
+from trieton.constraint.compile import compile_constraint, plane_cache, precompile
+from trieton.constraint.expressions import parse
+from trieton.constraint.plane import Plane
+from trieton.index.static_index import StaticIndex
+from trieton.index.tensorfile import DamagedFileError
+from trieton.search.beam import beam_search
+from trieton.search.searcher import Query, QueryError, Searcher
+from trieton_builder.indexing.trie import build_index
 
 ROOT = Path(__file__).parents[2]
 SHARES = {"rare": 0.01, "third": 0.3, "half": 0.5, "thousandth": 0.001}
@@ -202,10 +202,10 @@ def bench_refresh(index: StaticIndex, folder: Path, report: Report) -> None:
     import polars as pl
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
-    from trieton.retriever import PromptTemplate, TokenMap
-    from trieton_builder.bundle import write_bundle
+    from trieton.retriever.session import PromptTemplate, TokenMap
+    from trieton_builder.bundle.refresh import refresh
+    from trieton_builder.bundle.write import write_bundle
     from trieton_builder.export import export_retriever
-    from trieton_builder.refresh import refresh
 
     folder = folder / "refresh"
     shutil.rmtree(folder, ignore_errors=True)

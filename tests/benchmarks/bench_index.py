@@ -39,7 +39,7 @@ def uniform(count: int, seed: int = 0) -> np.ndarray:
 
 
 def build_in_memory(count: str, out: str) -> dict[str, Any]:
-    from trieton_builder.trie import build_index
+    from trieton_builder.indexing.trie import build_index
 
     codes = uniform(int(count))
     started = time.perf_counter()
@@ -65,10 +65,10 @@ def build_reference(count: str, checkout: str) -> dict[str, Any]:
 
 def build_from_disk(folder: str, out: str) -> dict[str, Any]:
     started = time.perf_counter()
-    from trieton.index import StaticIndex
-    from trieton_builder.build_file import build_file
-    from trieton_builder.catalog_input import CatalogSource
-    from trieton_builder.keys import KeyLayout
+    from trieton.index.static_index import StaticIndex
+    from trieton_builder.catalogue.keys import KeyLayout
+    from trieton_builder.catalogue.read import CatalogSource
+    from trieton_builder.indexing.build_file import build_file
 
     source = CatalogSource(folder, KeyLayout.of([CODES] * LEVELS))
     build_file(source, out, engine="duckdb", memory=MEMORY)
@@ -78,9 +78,9 @@ def build_from_disk(folder: str, out: str) -> dict[str, Any]:
 
 
 def first_answer(path: str) -> dict[str, Any]:
-    from trieton.beam import beam_search
-    from trieton.index import StaticIndex
-    from trieton_builder.trie import build_index
+    from trieton.index.static_index import StaticIndex
+    from trieton.search.beam import beam_search
+    from trieton_builder.indexing.trie import build_index
 
     rng = np.random.default_rng(0)
     logits = [rng.standard_normal((1, 1 if level == 0 else 10, CODES)).astype(np.float32) for level in range(LEVELS)]
@@ -201,8 +201,8 @@ def growth(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def real_ids() -> dict[str, Any] | None:
-    from trieton_builder.inspection import inspect_index
-    from trieton_builder.trie import build_index
+    from trieton_builder.indexing.trie import build_index
+    from trieton_builder.report.inspection import inspect_index
 
     if not OFFICE.exists():
         print("\nreal semantic IDs: skipped, ../shared/data/office is not there")

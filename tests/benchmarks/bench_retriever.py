@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from trieton.beam import beam_search
 from trieton.bundle import Bundle
-from trieton.retriever import PromptTemplate, Retriever, TokenMap
+from trieton.retriever.session import PromptTemplate, Retriever, TokenMap
+from trieton.search.beam import beam_search
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / ".bench" / "retriever"

@@ -21,14 +21,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trieton.bundle import Bundle
-from trieton.search import Query, Searcher
-from trieton_builder.bundle import write_bundle
-from trieton_builder.config import MODEL_NAME, render_config
-from trieton_builder.leftovers import SHM
+from trieton.search.searcher import Query, Searcher
+from trieton_builder.bundle.model_config import MODEL_NAME, render_config
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.indexing.trie import build_index
 from trieton_builder.rollout import Endpoint, Repository, publish, rollback
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.server import TritonServer
-from trieton_builder.trie import build_index
+from trieton_builder.server.leftovers import SHM
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client, ClientError
 
 ROOT = Path(__file__).parents[2]

@@ -21,12 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trieton.bundle import Bundle
-from trieton.search import Query, QueryError, Searcher
-from trieton_builder.bls import write_bls_retriever, write_graph_models
-from trieton_builder.bundle import write_bundle
-from trieton_builder.config import MODEL_NAME, render_config
-from trieton_builder.server import TritonServer
-from trieton_builder.trie import build_index
+from trieton.search.searcher import Query, QueryError, Searcher
+from trieton_builder.bundle.bls import write_bls_retriever, write_graph_models
+from trieton_builder.bundle.model_config import MODEL_NAME, render_config
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.indexing.trie import build_index
+from trieton_builder.server.process import TritonServer
 from trieton_client import AsyncClient, Client
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def make_bundle(size: str, num_items: int = NUM_ITEMS, levels: int = len(SIZES))
     folder = WORK / f"{size}-{num_items}-{levels}"
     if (folder / "manifest.json").exists():
         return folder
-    from trieton.retriever import PromptTemplate, TokenMap
+    from trieton.retriever.session import PromptTemplate, TokenMap
     from trieton_builder.export import export_retriever
 
     WORK.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,8 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 
 import numpy as np
 import torch
-from trieton.beam import beam_search
-from trieton.index import StaticIndex
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import beam_search
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "benchmarks")]

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from bench_retriever import LENGTH, SIZES, large_model, median_ms
-from trieton.beam import beam_search
-from trieton.captured import CapturedSearch
-from trieton.index import StaticIndex
-from trieton.retriever import PromptTemplate, Retriever, TokenMap
+from trieton.index.static_index import StaticIndex
+from trieton.retriever.session import PromptTemplate, Retriever, TokenMap
+from trieton.search.beam import beam_search
+from trieton.search.captured import CapturedSearch
 from trieton_builder.export import export_retriever
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 
 BATCH, BEAMS, ITEMS, REPEATS = 8, 20, 100_000, 30
 

@@ -23,9 +23,9 @@ from bench_serving import make_bundle, repository
 from rich.console import Console
 from rich.table import Table
 from trieton.bundle import Bundle
-from trieton.search import Query, QueryError, Searcher
-from trieton_builder.leftovers import SHM
-from trieton_builder.server import TritonServer
+from trieton.search.searcher import Query, QueryError, Searcher
+from trieton_builder.server.leftovers import SHM
+from trieton_builder.server.process import TritonServer
 from trieton_client import Client, DeadlineError, InvalidRequestError
 
 THREADS = 6

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 from step_peers import Levels
-from trieton.kernels.cpu_step import BLOCK, LEAN, NEG_INF, _from_order, _log_normaliser, _push, _range, _rank
+from trieton.search.kernels.cpu_step import BLOCK, LEAN, NEG_INF, _from_order, _log_normaliser, _push, _range, _rank
 
 
 @njit(**LEAN)

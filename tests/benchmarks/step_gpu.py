@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from step_peers import HashBitmap, OneStage, OneStageFused, PrefixSearch, Published, TwoStage, sorted_codes
 from step_rows import Row, Shape, bytes_of_index, catalogue, run_peer
-from trieton.kernels.gpu import Search
+from trieton.search.kernels.gpu import Search
 
 
 def gpu_rows(items: int, shape: Shape, reference: Path | None) -> list[Row]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trieton.index import StaticIndex
+from trieton.index.static_index import StaticIndex
 
 Levels = Generator[None, None, tuple[Any, Any]]
 NEG_INF = float("-inf")

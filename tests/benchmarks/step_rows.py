@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from trieton.beam import beam_search
-from trieton.index import StaticIndex
-from trieton.plane import Plane
+from trieton.constraint.plane import Plane
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import beam_search
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,8 @@ def catalogue(items: int, shape: Shape, device: str = "cpu") -> StaticIndex:
     if not path.exists():
         folder.mkdir(exist_ok=True)
         code = (
-            "import sys, numpy as np; from trieton_builder.trie import build_index; n, l, v = map(int, sys.argv[1:4]); "
+            "import sys, numpy as np; from trieton_builder.indexing.trie import build_index; "
+            "n, l, v = map(int, sys.argv[1:4]); "
             "rows = np.random.default_rng(0).integers(0, v, (n, l), dtype=np.uint16); "
             "build_index(rows, codebook_sizes=(v,) * l).save(sys.argv[4])"
         )
@@ -115,7 +116,7 @@ def run_peer(peer: Any, logits: list[torch.Tensor], wait: Callable[[], None] = l
 
 def bytes_of_index(index: StaticIndex, shape: Shape, logits: list[Any]) -> int:
     """Bytes of codes and offsets that a search reads."""
-    from trieton.kernels.cpu import Search
+    from trieton.search.kernels.cpu import Search
 
     search, total = Search(index, np.full(shape.batch, shape.beam, np.int32), [None] * shape.batch), 0
     for level, rows in enumerate(logits):

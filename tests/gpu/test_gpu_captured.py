@@ -12,15 +12,15 @@ pytest.importorskip("onnx_ir", reason="the exporter needs it")
 
 from searching import plane_of
 from tiny_retriever import FIRST_TOKEN, MAX_LENGTH, VOCAB_SIZE, tiny_t5
-from trieton.beam import BeamResult, beam_search
 from trieton.bundle import Bundle
-from trieton.captured import MAX_GRAPHS, Bucket, CapturedSearch
-from trieton.index import StaticIndex
-from trieton.retriever import PromptTemplate, Retriever, TokenMap
-from trieton.search import Query, Searcher
-from trieton_builder.bundle import write_bundle
+from trieton.index.static_index import StaticIndex
+from trieton.retriever.session import PromptTemplate, Retriever, TokenMap
+from trieton.search.beam import BeamResult, beam_search
+from trieton.search.captured import MAX_GRAPHS, Bucket, CapturedSearch
+from trieton.search.searcher import Query, Searcher
+from trieton_builder.bundle.write import write_bundle
 from trieton_builder.export import export_retriever
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
@@ -83,7 +83,7 @@ def test_a_result_stays_as_it_is_when_the_graph_runs_again(retriever, index):
 
 
 def test_the_least_recently_used_graph_is_dropped(retriever, index, monkeypatch):
-    monkeypatch.setattr("trieton.captured.MAX_GRAPHS", 2)
+    monkeypatch.setattr("trieton.search.captured.MAX_GRAPHS", 2)
     assert MAX_GRAPHS > 2
     rng = np.random.default_rng(3)
     captured = CapturedSearch(retriever, index)

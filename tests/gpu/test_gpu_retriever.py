@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="the tiny model comes from transforme
 pytest.importorskip("onnx_ir", reason="the exporter needs it")
 
 from tiny_retriever import FIRST_TOKEN, VOCAB_SIZE, tiny_t5
-from trieton.engine_torch import TorchEngine
-from trieton.retriever import PromptTemplate, Retriever, TokenMap
+from trieton.retriever.session import PromptTemplate, Retriever, TokenMap
+from trieton.retriever.torch_export import TorchEngine
 from trieton_builder.export import export_retriever
 from trieton_builder.export.parity import largest_difference
 

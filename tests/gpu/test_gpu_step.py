@@ -10,9 +10,9 @@ import oracle
 import pytest
 import torch
 from searching import Stepper, assert_same, plane_of
-from trieton.beam import beam_search
-from trieton.index import StaticIndex
-from trieton_builder.trie import build_index
+from trieton.index.static_index import StaticIndex
+from trieton.search.beam import beam_search
+from trieton_builder.indexing.trie import build_index
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
@@ -81,7 +81,7 @@ def test_the_kernel_equals_the_reference_bit_for_bit(seed, device_index):
 
 
 def test_more_children_than_one_block_sorts_are_merged(device_index, monkeypatch):
-    from trieton.kernels import gpu
+    from trieton.search.kernels import gpu
 
     rng = np.random.default_rng(0)
     sizes = (LARGEST, 3)
@@ -137,7 +137,7 @@ def test_log_z_that_comes_with_the_logits_is_used_as_it_is(device_index):
 
 @needs_gpu
 def test_a_search_never_waits_for_the_device_and_replays_in_a_cuda_graph(device_index):
-    from trieton.kernels import cpu, gpu
+    from trieton.search.kernels import cpu, gpu
 
     rng = np.random.default_rng(1)
     sizes, batch, beam = (64, 64, 64, 64), 3, 20

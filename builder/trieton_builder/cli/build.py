@@ -14,11 +14,11 @@ from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, goes_with, out, print_json
 
 if TYPE_CHECKING:
-    from trieton.retriever_spec import RetrieverSpec, TokenMap
+    from trieton.retriever.spec import RetrieverSpec, TokenMap
 
-    from trieton_builder.catalog_input import CatalogSource
-    from trieton_builder.sorted_files import SortEngine
-    from trieton_builder.survey import Progress
+    from trieton_builder.catalogue.read import CatalogSource
+    from trieton_builder.indexing.sorted_files import SortEngine
+    from trieton_builder.indexing.survey import Progress
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -60,15 +60,15 @@ def build(
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Sort, check and index a catalogue; with --retriever write the bundle of a version."""
-    from trieton.expressions import parse
-    from trieton.index import StaticIndex
-    from trieton.retriever_spec import RetrieverSpec
+    from trieton.constraint.expressions import parse
+    from trieton.index.static_index import StaticIndex
+    from trieton.retriever.spec import RetrieverSpec
 
-    from trieton_builder.build_file import build_file, work_folder
-    from trieton_builder.catalog_input import CatalogSource
-    from trieton_builder.columns import Columns
-    from trieton_builder.keys import KeyLayout
-    from trieton_builder.places import refuse_inside
+    from trieton_builder.bundle.protected import refuse_inside
+    from trieton_builder.catalogue.columns import Columns
+    from trieton_builder.catalogue.keys import KeyLayout
+    from trieton_builder.catalogue.read import CatalogSource
+    from trieton_builder.indexing.build_file import build_file, work_folder
 
     started = time.perf_counter()
     goes_with("--expression", expression, "--retriever", retriever)
@@ -98,7 +98,7 @@ def build(
     source = CatalogSource(catalogue, KeyLayout.of(sizes), columns, token_map)
     sorts: str | SortEngine = engine
     if engine == "spark":
-        from trieton_builder.engine_spark import SparkEngine
+        from trieton_builder.indexing.sorter_spark import SparkEngine
 
         sorts = SparkEngine.connect(dict(_setting(text) for text in spark_conf))
     options: dict[str, Any] = {
@@ -113,7 +113,7 @@ def build(
             built = build_file(source, output, **options, progress=progress)
             report["bytes"] = output.stat().st_size
         else:
-            from trieton_builder.bundle import write_bundle
+            from trieton_builder.bundle.write import write_bundle
 
             output.parent.mkdir(parents=True, exist_ok=True)
             with work_folder(output.parent, output.name) as folder:
@@ -177,7 +177,7 @@ def _codebook_sizes(given: str | None, spec: "RetrieverSpec | None") -> list[int
 def _token_map(
     offsets: str | None, end_token: int | None, of_retriever: bool, spec: "RetrieverSpec | None", sizes: list[int]
 ) -> "TokenMap | None":
-    from trieton.retriever_spec import TokenMap
+    from trieton.retriever.spec import TokenMap
 
     if of_retriever:
         if spec is None or offsets:

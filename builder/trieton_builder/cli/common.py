@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
-from trieton_builder.whole_file import named
+from trieton_builder.files.whole_file import named
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
     """Check this machine for the server: each finding with what to do. Exit code 1 if something must be fixed."""
-    from trieton_builder.doctor import examine
+    from trieton_builder.server.doctor import examine
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")

@@ -10,7 +10,7 @@ from trieton_builder.cli.common import clean_errors, err, out
 from trieton_builder.cli.query import item_ids
 
 if TYPE_CHECKING:
-    from trieton_builder.explain import Explanation
+    from trieton_builder.report.explain import Explanation
 
 SHOWN = 8  # beams per level in the text
 
@@ -29,12 +29,12 @@ def explain(
 ) -> None:
     """Show per level the beams that stayed, the candidates there were and what the constraint took away."""
     from trieton.bundle import Bundle
-    from trieton.search import Query, Searcher
+    from trieton.search.searcher import Query, Searcher
 
-    from trieton_builder.explain import explain as trace
-    from trieton_builder.explain import render_html
-    from trieton_builder.places import refuse_inside
-    from trieton_builder.whole_file import whole_file
+    from trieton_builder.bundle.protected import refuse_inside
+    from trieton_builder.files.whole_file import whole_file
+    from trieton_builder.report.explain import explain as trace
+    from trieton_builder.report.explain import render_html
 
     refuse_inside(html)
     with err.status("opening the bundle ..."):

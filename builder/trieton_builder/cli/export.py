@@ -30,10 +30,10 @@ def export(
 
     With --engine optimum the folder already holds graphs that Optimum exported; they are taken as they are.
     """
+    from trieton_builder.bundle.protected import refuse_inside
     from trieton_builder.export import FAMILIES, export_retriever
     from trieton_builder.export.checkpoint import load_checkpoint
     from trieton_builder.export.declaration import read_declaration
-    from trieton_builder.places import refuse_inside
 
     refuse_inside(to)
     prompt = read_declaration(token_map, max_items=max_items)

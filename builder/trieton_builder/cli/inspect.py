@@ -11,7 +11,7 @@ from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
 
 if TYPE_CHECKING:
-    from trieton_builder.inspection import IndexStats
+    from trieton_builder.report.inspection import IndexStats
 
 
 @app.command("inspect")
@@ -22,15 +22,15 @@ def inspect_command(
     html: Path | None = typer.Option(None, help="Also write one self-contained HTML page with plots."),
 ) -> None:
     """Show states, fan-out and bytes of every level, collisions and named sets."""
-    from trieton_builder.inspection import human_bytes, inspect_index, open_index
-    from trieton_builder.places import refuse_inside
+    from trieton_builder.bundle.protected import refuse_inside
+    from trieton_builder.report.inspection import human_bytes, inspect_index, open_index
 
     refuse_inside(html)
     with err.status("reading ..."):
         stats = inspect_index(open_index(path))
     if html is not None:
-        from trieton_builder.inspection_page import render_page
-        from trieton_builder.whole_file import whole_file
+        from trieton_builder.files.whole_file import whole_file
+        from trieton_builder.report.inspection_page import render_page
 
         page = render_page(stats, str(path))
         with whole_file(html) as partial:
@@ -60,7 +60,7 @@ def inspect_command(
 
 
 def _levels(stats: "IndexStats") -> Table:
-    from trieton_builder.inspection import human_bytes
+    from trieton_builder.report.inspection import human_bytes
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("level", "kept", "codes", "states", "edges", "fan-out", "p99", "max", "bytes"):

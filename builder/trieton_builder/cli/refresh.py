@@ -20,7 +20,7 @@ def refresh(
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Make a new bundle with new named sets and the same trie, items and retriever (hard links where possible)."""
-    from trieton_builder.refresh import refresh as make
+    from trieton_builder.bundle.refresh import refresh as make
 
     with err.status("refreshing ..."):
         made = make(bundle, sets, to, keep=keep, id_column=id_column)

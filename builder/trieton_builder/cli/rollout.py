@@ -231,7 +231,7 @@ def record(
     as_json: bool = JSON,
 ) -> None:
     """Ask the live server and write down what it answers, as what a new version is held to."""
-    from trieton_builder.places import refuse_inside
+    from trieton_builder.bundle.protected import refuse_inside
     from trieton_builder.rollout import canary
     from trieton_builder.rollout.repository import Repository
     from trieton_builder.rollout.targets import Endpoint, running_server

@@ -35,11 +35,11 @@ def semantic_ids_command(
     """Make semantic IDs by residual k-means, and print how good they are."""
     import polars as pl
 
+    from trieton_builder.bundle.protected import refuse_inside
+    from trieton_builder.catalogue.semantic_ids import semantic_ids
+    from trieton_builder.catalogue.vectors import read_vectors
     from trieton_builder.cli.build import parse_numbers
-    from trieton_builder.places import refuse_inside
-    from trieton_builder.semantic_ids import semantic_ids
-    from trieton_builder.vectors_input import read_vectors
-    from trieton_builder.whole_file import whole_file
+    from trieton_builder.files.whole_file import whole_file
 
     refuse_inside(output)
     sizes = parse_numbers(codebook_sizes, "--codebook-sizes")

@@ -38,13 +38,13 @@ def serve(
 
     A repository that may not be written (a read-only mount) is served as it is.
     """
-    from trieton_builder.places import refuse_as_repository, refuse_inside
+    from trieton_builder.bundle.protected import refuse_as_repository, refuse_inside
     from trieton_builder.rollout.asked import asked_by
     from trieton_builder.rollout.recover import recover
     from trieton_builder.rollout.repository import Repository
     from trieton_builder.rollout.steps import Steps
     from trieton_builder.rollout.targets import Target, ensure_key, find_key, read_key, remember_server
-    from trieton_builder.server import TritonServer
+    from trieton_builder.server.process import TritonServer
 
     repo = Repository(repository)
     if not repo.root.is_dir():

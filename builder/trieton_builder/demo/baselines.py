@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.progress import Progress
-from trieton.retriever import Retriever
+from trieton.retriever.session import Retriever
 
+from trieton_builder.catalogue.semantic_ids import SemanticIds
 from trieton_builder.demo.movielens import MovieLens
-from trieton_builder.semantic_ids import SemanticIds
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 from trieton.bundle import Bundle
-from trieton.search import Answer, Query, Searcher
+from trieton.search.searcher import Answer, Query, Searcher
 from trieton_client import Client
 
 from trieton_builder.demo.baselines import item_knn, popularity, score, unconstrained_beam

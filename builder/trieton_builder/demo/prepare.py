@@ -5,16 +5,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from trieton.index import StaticIndex
+from trieton.index.static_index import StaticIndex
 
-from trieton_builder.bundle import write_bundle
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.catalogue.semantic_ids import SemanticIds, semantic_ids
 from trieton_builder.demo.movielens import WHEEL, MovieLens, load_movielens
 from trieton_builder.demo.stages import Stages
 from trieton_builder.demo.train import Recipe, demo_prompt, load_model, train_retriever
 from trieton_builder.demo.vectors import item_vectors
 from trieton_builder.export import export_retriever
-from trieton_builder.semantic_ids import SemanticIds, semantic_ids
-from trieton_builder.trie import build_index
+from trieton_builder.indexing.trie import build_index
 
 CODEBOOK_SIZES = (32, 32, 32)  # and a last level that separates collisions
 NEWEST = "newest"  # what version 2 is held to

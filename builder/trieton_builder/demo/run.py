@@ -13,18 +13,18 @@ from rich.table import Table
 from trieton.bundle import Bundle
 from trieton_client import Client, Results
 
-from trieton_builder.config import MODEL_NAME
+from trieton_builder.bundle.model_config import MODEL_NAME
+from trieton_builder.bundle.protected import refuse_as_repository
 from trieton_builder.demo.evaluate import ask_everyone, different_from_in_process, quality_table
 from trieton_builder.demo.movielens import MovieLens
 from trieton_builder.demo.prepare import NEWEST, Prepared, prepare
 from trieton_builder.demo.rollover import Traffic
 from trieton_builder.demo.stages import Stages
 from trieton_builder.demo.train import Recipe
-from trieton_builder.installation import check_numpy, find_installation
-from trieton_builder.places import refuse_as_repository
 from trieton_builder.rollout import Endpoint, Repository, publish, rollback
 from trieton_builder.rollout.targets import running_server
-from trieton_builder.server import TritonServer
+from trieton_builder.server.installation import check_numpy, find_installation
+from trieton_builder.server.process import TritonServer
 
 PEOPLE = (6, 405, 879)  # rows of the three people who are shown
 CONSTRAINT = "(comedy or romance) and years_1990s and not children"

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from rich.progress import Progress
 from torch import Tensor, nn
-from trieton.retriever import PromptTemplate, TokenMap
+from trieton.retriever.session import PromptTemplate, TokenMap
 
+from trieton_builder.catalogue.semantic_ids import SemanticIds
 from trieton_builder.demo.movielens import MovieLens
 from trieton_builder.export.quiet import no_bars
-from trieton_builder.semantic_ids import SemanticIds
-from trieton_builder.whole_directory import whole_directory
+from trieton_builder.files.whole_directory import whole_directory
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trieton.retriever import PromptTemplate, TokenMap
+from trieton.retriever.session import PromptTemplate, TokenMap
 
 DEFAULT_ITEMS = 20
 OWN = ("token_map", "end_token", "prompt")

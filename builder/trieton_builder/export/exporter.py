@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
+from trieton.retriever.session import PromptTemplate, Retriever, RetrieverSpec
 
 from trieton_builder.export.family import ExportError, Graphs, Limits
 from trieton_builder.export.gpt2 import gpt2_graphs
@@ -17,7 +17,7 @@ from trieton_builder.export.graphs import export_onnx, export_programs
 from trieton_builder.export.llama import llama_graphs
 from trieton_builder.export.parity import largest_difference, reference_logits
 from trieton_builder.export.t5 import t5_graphs
-from trieton_builder.whole_directory import whole_directory
+from trieton_builder.files.whole_directory import whole_directory
 
 FAMILIES: dict[str, Callable[[nn.Module, Limits, str], Graphs]] = {
     "t5": t5_graphs,

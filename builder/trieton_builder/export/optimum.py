@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from torch import nn
-from trieton.retriever import PromptTemplate, Retriever, RetrieverSpec
+from trieton.retriever.session import PromptTemplate, Retriever, RetrieverSpec
 
 from trieton_builder.export.exporter import TOLERANCE, Export
 from trieton_builder.export.family import ExportError
 from trieton_builder.export.parity import largest_difference
-from trieton_builder.whole_directory import whole_directory
+from trieton_builder.files.whole_directory import whole_directory
 
 LAYOUTS = (
     ("encoder_model.onnx", "decoder_model_merged.onnx"),

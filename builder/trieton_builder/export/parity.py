@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
-from trieton.retriever import Retriever
+from trieton.retriever.session import Retriever
 
 # Beam widths of the levels in turn, so that a level may have more or fewer beams than the one before.
 BEAMS = (1, 4, 7, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from trieton.retriever_spec import SPEC_FILE
+from trieton.retriever.spec import SPEC_FILE
 from tritonclient.grpc import model_config_pb2
 
 from trieton_builder.rollout.control import ServerControl
@@ -39,7 +39,7 @@ def asked_by(version_dir: Path) -> list[Asked]:
     try:
         if json.loads((folder / SPEC_FILE).read_text())["engine"] != "bls":
             return []
-        from trieton.engine_bls import read_models  # only here: a rollback in a hurry seldom needs an engine
+        from trieton.retriever.bls import read_models  # only here: a rollback in a hurry seldom needs an engine
 
         models = {Asked(model.name, model.version) for model in read_models(folder)}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -194,7 +194,7 @@ def check(
 
 
 def _check_allowed(where: str, canary: Canary, results: Results, bundle: Any) -> None:
-    from trieton.constraints import compile_constraint
+    from trieton.constraint.compile import compile_constraint
 
     try:
         positions = bundle.index.catalog.positions(results.item_ids)

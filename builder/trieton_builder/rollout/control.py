@@ -11,8 +11,8 @@ from tritonclient.utils import InferenceServerException
 
 from trieton_builder.rollout.errors import NoControlError, RolloutError
 from trieton_builder.rollout.repository import Repository
-from trieton_builder.server import GRPC_KEY_HEADER
-from trieton_builder.server_checks import load_failure
+from trieton_builder.server.checks import load_failure
+from trieton_builder.server.process import GRPC_KEY_HEADER
 
 QUICK = 10.0  # seconds for calls that only ask
 

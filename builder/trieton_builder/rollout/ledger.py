@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trieton_builder.files.whole_file import named
 from trieton_builder.rollout.errors import RolloutError
-from trieton_builder.whole_file import named
 
 
 class Ledger:

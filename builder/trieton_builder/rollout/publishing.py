@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from trieton_builder.places import refuse_as_repository
+from trieton_builder.bundle.protected import refuse_as_repository
+from trieton_builder.files.whole_file import named
 from trieton_builder.rollout import asked, canary
 from trieton_builder.rollout.canary import Canary, Outcome
 from trieton_builder.rollout.control import ServerControl
@@ -25,7 +26,6 @@ from trieton_builder.rollout.repository import Repository, write_atomically
 from trieton_builder.rollout.source import Source
 from trieton_builder.rollout.steps import Listener, Steps
 from trieton_builder.rollout.targets import Endpoint, Target, activate, go_back, locked, open_targets
-from trieton_builder.whole_file import named
 
 SPARE = 64 << 20  # bytes that must stay free on the disk
 RESIDENT = 256 << 20  # bytes of a version's process beyond its files (210 MiB seen on a CPU)
@@ -364,7 +364,7 @@ class _Publish:
             return canary.ask(control.url, self.canaries)
 
     def _preflight(self, staged: Path, repository: Repository, bundle: Any) -> None:
-        from trieton_builder.server import TritonServer
+        from trieton_builder.server.process import TritonServer
 
         (staged / repository.model / "config.pbtxt").write_text(config_text(repository, bundle))
         models = asked.asked_by(bundle.path)
@@ -396,7 +396,7 @@ def config_text(repository: Repository, bundle: Any) -> str:
     """The model's configuration: the repository's own, or what a first publish writes."""
     if repository.config.is_file():
         return repository.config.read_text()
-    from trieton_builder.config import render_config
+    from trieton_builder.bundle.model_config import render_config
 
     return render_config(text_ids=bundle.index.catalog.is_text)
 

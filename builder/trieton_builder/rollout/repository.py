@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trieton_builder.config import MODEL_NAME
-from trieton_builder.places import refuse_as_repository
+from trieton_builder.bundle.model_config import MODEL_NAME
+from trieton_builder.bundle.protected import refuse_as_repository
+from trieton_builder.files.whole_file import whole_file
 from trieton_builder.rollout.errors import LockedError, RolloutError
-from trieton_builder.whole_file import whole_file
 
 MANIFEST = "manifest.json"
 

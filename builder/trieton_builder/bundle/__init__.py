@@ -1,0 +1,1 @@
+"""Write bundles and refresh them; the config of the served model."""

@@ -1,0 +1,1 @@
+"""Tables as people have them: items, named sets, vectors, semantic IDs."""

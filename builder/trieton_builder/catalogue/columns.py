@@ -1,0 +1,344 @@
+"""From columns of a table to codes, item ids and named sets; every fault names file, column and row."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from trieton.index.catalog import MAX_ID_BYTES
+from trieton.retriever.spec import TokenMap
+
+from trieton_builder.catalogue.keys import KeyLayout
+
+TRUE, FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
+
+
+class CatalogError(ValueError):
+    """A catalogue file that cannot be used: names the file, and column and row where they are known."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table hold what.
+
+    Attributes:
+        codes: one list column, or one column per level; empty: `codes` where it exists, else `code_0`, `code_1`, ...
+        item_id: column of item ids; None: rows number the items.
+        text_ids: item ids are strings. Has to be said of CSV and of JSON of item -> codes, which have no types; else
+            those are integers.
+        set_columns: columns of booleans, or of 0 and 1; each is a named set of its own name.
+        set_names: a column with the names of an item's sets: a list, or text with separators.
+        set_separator: between names in text.
+        variable_length: semantic IDs may be shorter than the number of levels: shorter lists, nulls in the last levels.
+        code_pattern: a regular expression with one group, for codes that are text such as `<a_12>`.
+    """
+
+    codes: tuple[str, ...] = ()
+    item_id: str | None = "item_id"
+    text_ids: bool = False
+    set_columns: tuple[str, ...] = ()
+    set_names: str | None = None
+    set_separator: str = "|"
+    variable_length: bool = False
+    code_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.code_pattern is None:
+            return
+        try:
+            groups = len(pl.Series([""]).str.extract_groups(self.code_pattern).struct.fields)
+        except pl.exceptions.PolarsError as error:
+            said = str(error).splitlines()
+            reason = next((line for line in said if line.startswith("error: ")), said[0]).removeprefix("error: ")
+            raise ValueError(f"code_pattern {self.code_pattern!r}: no regular expression: {reason}") from None
+        if groups != 1:
+            raise ValueError(
+                rf"code_pattern {self.code_pattern!r}: expected one group, around the number, as in '<\w_(\d+)>'; "
+                f"got {groups}"
+            )
+
+    def code_columns(self, file: Path, schema: pl.Schema, num_levels: int) -> list[str]:
+        """The columns with codes: one, or one per level."""
+        levels = [f"code_{level}" for level in range(num_levels)]
+        names = list(self.codes) or (["codes"] if "codes" in schema else levels)
+        there = next(level for level in range(len(schema) + 1) if f"code_{level}" not in schema)
+        if names == levels and there not in (0, num_levels):
+            raise CatalogError(
+                f"{file}: {num_levels} codebook sizes, but {there} columns of codes: code_0 to code_{there - 1}; "
+                "give one size per column, or name the columns to read"
+            )
+        if len(names) not in (1, num_levels):
+            raise CatalogError(
+                f"{file}: expected one list column or {num_levels} columns of codes, got {len(names)}: {names}"
+            )
+        return names
+
+    def needed(self, file: Path, schema: pl.Schema, num_levels: int) -> list[str]:
+        """All columns that are read, each once."""
+        names = [*self.code_columns(file, schema, num_levels), *self.set_columns]
+        names += [name for name in (self.item_id, self.set_names) if name is not None]
+        return list(dict.fromkeys(names))
+
+    def check(self, file: Path, schema: pl.Schema, num_levels: int) -> None:
+        """Refuse a file that lacks a column or has one of another type."""
+        for name in self.needed(file, schema, num_levels):
+            if name not in schema:
+                there = ", ".join(schema) or "no columns"
+                raise CatalogError(f"{file}: column {name!r}: missing; the file has {there}")
+        for name in self.set_columns:
+            if not may_be_set(schema[name]):
+                raise CatalogError(f"{file}: column {name!r}: expected booleans, or 0 and 1, got {schema[name]}")
+
+    def ids_are_text(self, file: Path, dtype: pl.DataType) -> bool:
+        """Whether the item ids of a file with such a column are strings."""
+        if file.suffix.lower() in (".csv", ".json"):
+            return self.text_ids
+        if dtype.is_integer():
+            if self.text_ids:
+                raise CatalogError(f"{file}: column {self.item_id!r}: declared as strings, got {dtype}")
+            return False
+        if dtype in (pl.String, pl.Categorical, pl.Enum):
+            return True
+        raise CatalogError(f"{file}: column {self.item_id!r}: expected integers or strings, got {dtype}")
+
+
+def read_codes(
+    part: pl.DataFrame, file: Path, row: int, columns: Columns, layout: KeyLayout, token_map: TokenMap | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Codes int64 [n, num_levels] of a batch that starts at `row` of `file`, and lengths int64 [n] where they vary.
+
+    Level-local codes are not yet compared with their codebooks; tokens are, while they are mapped to codes.
+    """
+    names = columns.code_columns(file, part.schema, layout.num_levels)
+    if len(names) == 1 and (layout.num_levels > 1 or not part[names[0]].dtype.is_integer()):
+        codes, lengths = _from_lists(part[names[0]], file, row, columns, layout.num_levels)
+    else:
+        codes, lengths = _from_levels([part[name] for name in names], file, row, columns)
+    if token_map is not None:
+        codes, lengths = _from_tokens(codes, lengths, token_map, names, file, row, columns.variable_length)
+    return codes, lengths
+
+
+def _from_levels(
+    series: list[pl.Series], file: Path, row: int, columns: Columns
+) -> tuple[np.ndarray, np.ndarray | None]:
+    present = np.ones((len(series[0]), len(series)), np.bool_)
+    codes = np.zeros(present.shape, np.int64)
+    for level, column in enumerate(series):
+        numbers = _integers(column, file, row, columns.code_pattern)
+        if numbers.null_count():
+            present[:, level] = numbers.is_not_null().to_numpy()
+            if not columns.variable_length or level == 0:
+                raise fault(file, column.name, row + int(np.argmin(present[:, level])), "a code is missing")
+            numbers = numbers.fill_null(0)
+        codes[:, level] = numbers.to_numpy()
+    if present.all():
+        return codes, None
+    gap = (present[:, 1:] & ~present[:, :-1]).any(axis=1)
+    if gap.any():
+        raise fault(file, series[0].name, row + int(np.argmax(gap)), "a code is missing before the last one")
+    return codes, present.sum(axis=1)
+
+
+def _from_lists(
+    series: pl.Series, file: Path, row: int, columns: Columns, num_levels: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    name = series.name
+    if isinstance(series.dtype, pl.Array):
+        series = series.arr.to_list()
+    if series.dtype == pl.String:
+        series = _split_text(series, file, row, columns.code_pattern)
+    if not isinstance(series.dtype, pl.List):
+        raise fault(file, name, row, f"expected a list of {num_levels} codes, got {series.dtype} {series[0]!r}")
+    if series.null_count():
+        raise fault(file, name, row + int(series.is_null().arg_max() or 0), "codes are missing")
+    lengths = series.list.len().to_numpy().astype(np.int64)
+    shortest = 1 if columns.variable_length else num_levels
+    wrong = (lengths < shortest) | (lengths > num_levels)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        what = f"1 to {num_levels}" if columns.variable_length else str(num_levels)
+        hint = "" if columns.variable_length or lengths[at] > num_levels else "; different lengths have to be declared"
+        raise fault(file, name, row + at, f"expected {what} codes, got {lengths[at]}{hint}")
+    owners = np.repeat(np.arange(len(series)), lengths)
+    flat = series.explode(empty_as_null=False) if len(series) else pl.Series(name, [], pl.Int64)
+    numbers = _integers(flat, file, row, columns.code_pattern, owners)
+    if numbers.null_count():
+        at = int(owners[int(numbers.is_null().arg_max() or 0)])
+        raise fault(file, name, row + at, "a code is missing")
+    codes = np.zeros((len(series), num_levels), np.int64)
+    codes[np.arange(num_levels) < lengths[:, None]] = numbers.to_numpy()
+    return codes, (lengths if (lengths < num_levels).any() else None)
+
+
+def _split_text(series: pl.Series, file: Path, row: int, pattern: str | None) -> pl.Series:
+    """Lists from text: `[1, 2, 3]`, `1 2 3`, or with a pattern `<a_1><b_2>`."""
+    if pattern is not None:
+        left = series.str.replace_all(pattern, "").str.strip_chars(" [],")
+        rest = (left != "").fill_null(False)
+        if rest.any():
+            at = int(rest.arg_max() or 0)
+            raise fault(file, series.name, row + at, f"expected codes like {pattern}, got {series[at]!r}")
+        return series.str.extract_all(pattern)
+    return series.str.strip_chars(" []").str.replace_all(r"\s*,\s*|\s+", " ").str.split(" ")
+
+
+def _integers(
+    series: pl.Series, file: Path, row: int, pattern: str | None = None, owners: np.ndarray | None = None
+) -> pl.Series:
+    """Int64 of an integer column, or of text that holds integers; nulls stay."""
+    if series.dtype.is_integer():
+        numbers = series.cast(pl.Int64, strict=False)
+    elif series.dtype == pl.String:
+        numbers = (series if pattern is None else series.str.extract(pattern, 1)).cast(pl.Int64, strict=False)
+    elif series.dtype == pl.Null:
+        return series.cast(pl.Int64)
+    else:
+        first = series.drop_nulls()
+        got = f"{series.dtype}" + (f" ({first[0]!r}, ...)" if len(first) else "")
+        raise fault(file, series.name, row, f"expected integers, got {got}; convert them where they are made")
+    failed = numbers.is_null() & series.is_not_null()
+    if failed.any():
+        at = int(failed.arg_max() or 0)
+        place = at if owners is None else int(owners[at])
+        what = "an integer of 64 bits" if pattern is None else f"a code like {pattern}"
+        raise fault(file, series.name, row + place, f"expected {what}, got {series[at]!r}")
+    return numbers
+
+
+def _from_tokens(
+    tokens: np.ndarray,
+    lengths: np.ndarray | None,
+    token_map: TokenMap,
+    names: list[str],
+    file: Path,
+    row: int,
+    variable_length: bool,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Codes from model tokens; the end token, where written, ends the semantic ID."""
+    inside = np.ones(tokens.shape, np.bool_)
+    if lengths is not None:
+        inside = np.arange(tokens.shape[1]) < lengths[:, None]
+    if token_map.end_token is not None:
+        ended = inside & (tokens == token_map.end_token)
+        ended[:, 0] = False
+        if ended.any():
+            if not variable_length:
+                at = int(np.argmax(ended.any(axis=1)))
+                raise fault(file, names[0], row + at, "has the end token; different lengths have to be declared")
+            inside &= ~np.logical_or.accumulate(ended, axis=1)
+            lengths = inside.sum(axis=1)
+    codes = np.zeros_like(tokens)
+    for level, known in enumerate(token_map.levels):
+        column = tokens[:, level]
+        if isinstance(known, range):
+            codes[:, level] = column - known.start
+            valid = (column >= known.start) & (column < known.stop)
+            what = f"tokens {known.start} to {known.stop - 1}"
+        else:
+            order = np.argsort(known)
+            place = np.minimum(np.searchsorted(known, column, sorter=order), len(known) - 1)
+            codes[:, level] = order[place]
+            valid = np.asarray(known)[codes[:, level]] == column
+            what = f"one of its {len(known)} tokens"
+        wrong = inside[:, level] & ~valid
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            hint = "; are these level-local codes?" if column[at] < len(known) else ""
+            name = names[level] if len(names) > 1 else names[0]
+            raise fault(file, name, row + at, f"level {level}: expected {what}, got {column[at]}{hint}")
+    return codes, lengths
+
+
+def read_ids(part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool) -> tuple[pl.Series, int]:
+    """Item ids Int64 or String, and the bytes of the longest text id."""
+    series = part[name]
+    if series.null_count():
+        raise fault(file, name, row + int(series.is_null().arg_max() or 0), "the item id is missing")
+    if not text:
+        numbers = series.cast(pl.Int64, strict=False)
+        if numbers.null_count():
+            at = int(numbers.is_null().arg_max() or 0)
+            hint = "; strings have to be declared" if series.dtype == pl.String else ""
+            raise fault(file, name, row + at, f"expected an integer item id of 64 bits, got {series[at]!r}{hint}")
+        return numbers, 0
+    series = series.cast(pl.String)
+    sizes = series.str.len_bytes()
+    wrong = (sizes == 0) | (sizes > MAX_ID_BYTES) | series.str.contains("\0", literal=True)
+    if wrong.any():
+        at = int(wrong.arg_max() or 0)
+        got = f"{series[at][:40]!r} ({sizes[at]} bytes)"
+        raise fault(file, name, row + at, f"expected an item id of 1 to {MAX_ID_BYTES} bytes without NUL, got {got}")
+    return series, int(sizes.max() or 0)
+
+
+def may_be_set(dtype: pl.DataType) -> bool:
+    """Whether a column of this type can be a named set, see `as_booleans`."""
+    return dtype == pl.Boolean or dtype == pl.String or dtype.is_integer()
+
+
+def as_booleans(series: pl.Series, file: Path, row: int = 0) -> pl.Series:
+    """A named set from a column of booleans, of 0 and 1, or of text that says one of these; `row` is that of its first.
+
+    Raises:
+        CatalogError: another value, or none.
+    """
+    if series.null_count():
+        raise fault(file, series.name, row + int(series.is_null().arg_max() or 0), "the value is missing")
+    if series.dtype == pl.Boolean:
+        return series
+    known = series.is_in([0, 1] if series.dtype.is_integer() else [*TRUE, *FALSE])
+    if not known.all():
+        at = int(known.arg_min() or 0)
+        raise fault(file, series.name, row + at, f"expected true or false, or 0 and 1, got {series[at]!r}")
+    return series == 1 if series.dtype.is_integer() else series.is_in(TRUE)
+
+
+def says_true_or_false(series: pl.Series) -> bool:
+    """Whether a column holds booleans, or nothing but those words; numbers may mean anything."""
+    if series.dtype == pl.String:
+        words = [word for word in (*TRUE, *FALSE) if not word.isdigit()]
+        return len(series) > series.null_count() and bool(series.drop_nulls().is_in(words).all())
+    return series.dtype == pl.Boolean
+
+
+def set_members(part: pl.DataFrame, file: Path, columns: Columns) -> set[str]:
+    """Names in the column of set names."""
+    lists = _name_lists(part, file, columns)
+    return set(lists.explode().drop_nulls().unique().to_list()) - {""}
+
+
+def read_sets(
+    part: pl.DataFrame, file: Path, row: int, columns: Columns, names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """bool [n] per named set."""
+    masks: dict[str, np.ndarray] = {}
+    for name in columns.set_columns:
+        masks[name] = as_booleans(part[name], file, row).to_numpy()
+    if columns.set_names is not None:
+        lists = _name_lists(part, file, columns).fill_null([])
+        owners = np.repeat(np.arange(len(part)), lists.list.len().to_numpy())
+        members = lists.explode(empty_as_null=False).to_list() if len(owners) else []
+        listed = [name for name in names if name not in masks]
+        number = {name: i for i, name in enumerate(listed)}
+        table = np.zeros((len(listed), len(part)), np.bool_)
+        kept = [(number[name], owner) for name, owner in zip(members, owners.tolist(), strict=True) if name in number]
+        if kept:
+            table[tuple(np.array(kept).T)] = True
+        masks |= dict(zip(listed, table, strict=True))
+    return masks
+
+
+def _name_lists(part: pl.DataFrame, file: Path, columns: Columns) -> pl.Series:
+    series = part[columns.set_names or ""]
+    if series.dtype == pl.String:
+        series = series.str.split(columns.set_separator)
+        return series.list.eval(pl.element().str.strip_chars())
+    if series.dtype != pl.List(pl.String):
+        raise CatalogError(f"{file}: column {series.name!r}: expected text or lists of text, got {series.dtype}")
+    return series
+
+
+def fault(file: Path, column: str, row: int, what: str) -> CatalogError:
+    """What is wrong with one row of a column."""
+    return CatalogError(f"{file}: column {column!r}: row {row}: {what}")

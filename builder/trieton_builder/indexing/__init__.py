@@ -1,0 +1,1 @@
+"""Sort the rows of a catalogue and build the index from them."""

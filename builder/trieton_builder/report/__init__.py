@@ -1,0 +1,1 @@
+"""What an index, a bundle or an answer looks like, as text and as pages."""

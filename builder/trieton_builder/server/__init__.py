@@ -1,0 +1,1 @@
+"""Start and stop the real server; check what it needs."""

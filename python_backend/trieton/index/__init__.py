@@ -1,0 +1,1 @@
+"""The trie over semantic IDs as flat arrays, the item table, named sets, and their files."""

@@ -1,0 +1,1 @@
+"""Query -> prompt -> constrained beam search -> items."""
