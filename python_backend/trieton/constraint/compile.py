@@ -8,6 +8,7 @@ compiled once per index and kept (`PlaneCache`); lists are worked in per request
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
@@ -57,12 +58,52 @@ def compile_constraint(
     Raises:
         ConstraintError: a fault in the expression (with its position) or a list of the wrong kind of ids.
     """
+    found = None if include is None else find_items(index, include, "include")
+    unwanted = None if exclude is None else find_items(index, exclude, "exclude").positions
+    plane = constrain(index, expression, None if found is None else found.positions, unwanted, base=base)
+    return plane if found is None else replace(plane, num_unknown=len(found.unknown))
+
+
+@dataclass(frozen=True, eq=False)
+class FoundItems:
+    """What a list of item ids names.
+
+    Attributes:
+        positions: int64, sorted, distinct.
+        unknown: distinct ids that the version does not have, as the catalogue encodes ids (int64 or bytes).
+    """
+
+    positions: np.ndarray
+    unknown: np.ndarray
+
+
+def find_items(index: StaticIndex, item_ids: ItemIds, what: str) -> FoundItems:
+    """Look up a list in any order that may hold an id more than once; `what` begins the text of an error.
+
+    Raises:
+        ConstraintError: ids of the wrong kind.
+    """
+    try:
+        # Sorted look-ups walk through memory in one direction: quicker on a large catalogue.
+        ids = np.unique(encode_item_ids(item_ids, text=index.catalog.is_text))
+        found = index.catalog.positions(ids)
+    except (ValueError, TypeError) as error:
+        raise ConstraintError(f"{what}: {error}") from None
+    return FoundItems(np.unique(found[found >= 0]), ids[found < 0])
+
+
+def constrain(
+    index: StaticIndex,
+    expression: str | None = None,
+    wanted: np.ndarray | None = None,
+    unwanted: np.ndarray | None = None,
+    *,
+    base: str | None = None,
+) -> Plane:
+    """`compile_constraint` for lists that have been looked up: `wanted` and `unwanted` are `FoundItems.positions`."""
     plane = _expression_plane(index, [text for text in (base, expression) if text is not None])
-    unwanted = None if exclude is None else _known_positions(index, exclude, "exclude")[0]
-    if include is not None:
-        wanted, num_unknown = _known_positions(index, include, "include")
-        wanted = wanted[plane.allows(wanted)]
-        return _list_plane(index, _without(wanted, unwanted), num_unknown)
+    if wanted is not None:
+        return _list_plane(index, _without(wanted[plane.allows(wanted)], unwanted))
     if unwanted is None or not len(unwanted):
         return plane
     if plane.included is not None:
@@ -125,29 +166,17 @@ def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
 # ---- lists
 
 
-def _known_positions(index: StaticIndex, item_ids: ItemIds, what: str) -> tuple[np.ndarray, int]:
-    """Sorted distinct positions of `item_ids`, and how many distinct ids the catalogue does not have."""
-    try:
-        # Sorted look-ups walk through memory in one direction: quicker on a large catalogue.
-        ids = np.unique(encode_item_ids(item_ids, text=index.catalog.is_text))
-        found = index.catalog.positions(ids)
-    except (ValueError, TypeError) as error:
-        raise ConstraintError(f"{what}: {error}") from None
-    known = found[found >= 0]
-    return np.unique(known), len(found) - len(known)
-
-
 def _without(positions: np.ndarray, unwanted: np.ndarray | None) -> np.ndarray:
     return positions if unwanted is None else np.setdiff1d(positions, unwanted, assume_unique=True)
 
 
-def _list_plane(index: StaticIndex, positions: np.ndarray, num_unknown: int = 0) -> Plane:
+def _list_plane(index: StaticIndex, positions: np.ndarray) -> Plane:
     """The plane that allows exactly `positions` (int64, sorted, distinct)."""
     leaf_ptr = index.catalog.leaf_ptr
     alive = [positions if leaf_ptr is None else _parents(positions, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         alive.append(_parents(alive[-1], ptr))
-    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions, num_unknown=num_unknown)
+    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions)
 
 
 def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
