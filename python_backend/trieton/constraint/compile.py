@@ -15,7 +15,7 @@ from numba import njit
 
 from trieton.constraint.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.constraint.plane import Plane
-from trieton.constraint.plane_cache import CacheStats, PlaneCache
+from trieton.constraint.plane_cache import CacheStats, PlaneCache, TextCache
 from trieton.index.catalog import encode_item_ids
 from trieton.index.static_index import StaticIndex
 
@@ -31,7 +31,7 @@ _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)  # set
 
 ItemIds = Sequence[int] | Sequence[str] | np.ndarray
 
-_caches: "weakref.WeakKeyDictionary[StaticIndex, PlaneCache]" = weakref.WeakKeyDictionary()
+_caches: "weakref.WeakKeyDictionary[StaticIndex, tuple[PlaneCache, TextCache]]" = weakref.WeakKeyDictionary()
 _caches_lock = threading.Lock()
 
 
@@ -126,11 +126,15 @@ def precompile(index: StaticIndex, expressions: Iterable[str] = ()) -> None:
 
 def plane_cache(index: StaticIndex) -> PlaneCache:
     """The cache of planes that belongs to `index`; it goes when the index goes."""
+    return _caches_of(index)[0]
+
+
+def _caches_of(index: StaticIndex) -> tuple[PlaneCache, TextCache]:
     with _caches_lock:
-        cache = _caches.get(index)
-        if cache is None:
-            cache = _caches[index] = PlaneCache()
-        return cache
+        caches = _caches.get(index)
+        if caches is None:
+            caches = _caches[index] = PlaneCache(), TextCache()
+        return caches
 
 
 # ---- expressions
@@ -138,15 +142,28 @@ def plane_cache(index: StaticIndex) -> PlaneCache:
 
 def _expression_plane(index: StaticIndex, texts: Sequence[str]) -> Plane:
     """The plane of the items that every one of `texts` allows."""
+    if not texts:
+        return Plane(bits=(None,) * _num_plane_levels(index))
     for text in texts:
         if not isinstance(text, str):
             raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
-        check_names(text, parse(text), index.sets)
-    if not texts:
-        return Plane(bits=(None,) * _num_plane_levels(index))
+    planes, canonical = _caches_of(index)
+    key, expression = tuple(texts), None
+    known = canonical.get(key)
+    if known is None:
+        expression = _parsed(index, key)
+        known = expression.text
+        canonical.put(key, known)  # only what was accepted: a caller's mistakes take no memory
+    return planes.get(known, lambda: _plane_of(index, expression or _parsed(index, key)))
+
+
+def _parsed(index: StaticIndex, texts: Sequence[str]) -> Expression:
+    """The expression that all `texts` hold. Raises ConstraintError, also for sets that the version does not have."""
+    parts = [parse(text) for text in texts]
+    for text, part in zip(texts, parts, strict=True):
+        check_names(text, part, index.sets)
     # Joined after parsing, so that an error's position is the one in its own text and limits hold for each.
-    expression = combined("and", [parse(text) for text in texts])
-    return plane_cache(index).get(expression.text, lambda: _plane_of(index, expression))
+    return combined("and", parts)
 
 
 def _plane_of(index: StaticIndex, expression: Expression) -> Plane:

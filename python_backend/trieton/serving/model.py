@@ -49,7 +49,10 @@ class TritonPythonModel:
         self._check_types(config)
         self.searcher.warm_up(max(1, config["max_batch_size"]))
         model, version = args["model_name"], args["model_version"]
-        self.reporter = Reporter(pb_utils, self.searcher, model=model, version=version, now=time.time())
+        instance = args["model_instance_name"]
+        self.reporter = Reporter(
+            pb_utils, self.searcher, model=model, version=version, instance=instance, now=time.time()
+        )
         self.tracer = _tracer(model, version, bundle.bundle_id)
         self.reader = RequestReader(text_ids=self.text_ids, tracer=self.tracer)
         description = describe(self.searcher, model=model, version=int(version), config=config)
@@ -101,8 +104,8 @@ class TritonPythonModel:
                 queries += read.queries
         entries = self.searcher.search(queries, cancelled=lambda place: requests[owners[place]].is_cancelled())
         left = iter(entries)
-        responses = [self._respond(request, read, left) for request, read in zip(requests, reads, strict=True)]
         self.reporter.batch(len(queries))
+        responses = [self._respond(request, read, left) for request, read in zip(requests, reads, strict=True)]
         if self.tracer is not None:
             for query, entry in zip(queries, entries, strict=True):
                 if query.trace is not None:
