@@ -85,7 +85,7 @@ class RequestReader:
 
     def _ids(self, tensor: np.ndarray | None, row: int) -> np.ndarray | None:
         """One row's item ids without padding; None where nothing was sent."""
-        if tensor is None or not tensor.shape[1]:
+        if tensor is None or not tensor.size:
             return None
         ids = tensor[row]
         return ids[ids != (b"" if self._text_ids else -1)]
@@ -95,7 +95,7 @@ def _rows(tensors: dict[str, np.ndarray]) -> int:
     """How many rows the tensors of a request have: the server sees to it that they agree. Raises QueryError."""
     name, tensor = next(iter(tensors.items()))
     if not len(tensor):
-        raise QueryError(f"{name}: expected at least one row, got shape {list(tensor.shape)}")
+        raise QueryError(f"{name}: expected at least one row, got none")
     return len(tensor)
 
 
@@ -105,7 +105,7 @@ def _none_if_empty(ids: np.ndarray | None) -> np.ndarray | None:
 
 def _tokens(tensor: np.ndarray | None, row: int) -> np.ndarray | None:
     """One row's prompt tokens without the padding behind them; None where nothing was sent."""
-    if tensor is None or not tensor.shape[1]:
+    if tensor is None or not tensor.size:
         return None
     tokens = tensor[row]
     real = np.flatnonzero(tokens != -1)
