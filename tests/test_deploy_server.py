@@ -245,6 +245,7 @@ def test_models_are_controlled_with_the_key_only(pod):
 
 
 @pytest.mark.server
+@pytest.mark.case("W22")
 def test_the_server_follows_the_pointer_of_the_store_and_back(pod):
     first, second = pod.ids
     assert pod.answering() == first
