@@ -66,7 +66,7 @@ class Prepared:
     num_results: int
     beam_width: int
     num_unknown: int
-    num_unknown_listed: int
+    num_unknown_listed: int = 0
     trace: "Trace | None" = None
 
 
