@@ -11,3 +11,17 @@ class LockedError(RolloutError):
 
 class NoControlError(RolloutError):
     """The server is not in EXPLICIT mode: it takes versions by itself and no orders."""
+
+
+class ServerGoneError(RolloutError):
+    """A server that does not answer any more: it has ended, cannot be reached, or hangs."""
+
+
+def say_also(error: BaseException, text: str) -> None:
+    """Add to the text of an error what is so now; the last line of a command is then the whole truth."""
+    if not text:
+        return
+    if isinstance(error, OSError) and error.strerror:
+        error.strerror = f"{error.strerror}; {text}"
+    else:
+        error.args = (f"{error}; {text}" if str(error) else text, *error.args[1:])
