@@ -1,4 +1,7 @@
-"""Errors of the rollout."""
+"""Errors of the rollout, and what is added to errors on their way."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
 
 
 class RolloutError(OSError):
@@ -25,3 +28,23 @@ def say_also(error: BaseException, text: str) -> None:
         error.strerror = f"{error.strerror}; {text}"
     else:
         error.args = (f"{error}; {text}" if str(error) else text, *error.args[1:])
+
+
+@contextlib.contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of the block say other names, {in the error: instead}; for paths that nobody outside knows."""
+
+    def renamed(text: object) -> str:
+        said = str(text)
+        for name, instead in names.items():
+            said = said.replace(name, instead)
+        return said
+
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.filename:
+            error.filename = renamed(error.filename)
+        else:
+            error.args = (renamed(error), *error.args[1:])
+        raise

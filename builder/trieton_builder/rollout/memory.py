@@ -1,6 +1,7 @@
 """What memory the process of a server may still take, as its own control group allows; not what this machine has."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,26 @@ def room(url: str) -> int | None:
     """
     process = server_process(url)
     return None if process is None else available_memory(pid=process.pid)
+
+
+def keeps(url: str, size: int, previous: int, note: Callable[[str], None]) -> bool:
+    """Whether version `previous` should stay resident beside a new one; tells why not, or what is not known.
+
+    Args:
+        size: bytes of the new version's files, most of which are mapped and so given back under pressure.
+    """
+    left, needed = room(url), size + 2 * RESIDENT
+    if left is None:
+        note(
+            f"{url}: how much memory its server may take is not known here: version {previous} stays resident; "
+            "--no-keep-previous if two do not fit"
+        )
+    elif left <= needed:
+        note(
+            f"{url}: little memory is left for the server, {left / 2**20:,.0f} MiB, expected {needed / 2**20:,.0f}: "
+            f"version {previous} does not stay resident, and while versions change a process may be killed"
+        )
+    return left is None or left > needed
 
 
 def server_process(url: str) -> psutil.Process | None:
@@ -46,7 +67,7 @@ def kills() -> int:
 
 
 def told(url: str, before: int) -> str:
-    """That the kernel has killed for lack of memory since `kills` was `before`; empty where it did not, or elsewhere."""
+    """That the kernel has killed for lack of memory since `kills` was `before`; empty where nothing is known of it."""
     process = server_process(url)
     if process is None or kills() == before:
         return ""

@@ -1,13 +1,12 @@
 """Publish a bundle: stage, sync, verify, preflight, one rename, load, ready, canary; or everything as it was."""
 
 import contextlib
-import functools
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from trieton_builder.rollout import asked, canary, memory
 from trieton_builder.rollout.canary import Canary, Outcome
 from trieton_builder.rollout.checks import check_base, check_config, check_room, check_sets, config_text, next_version
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.rollout.errors import RolloutError, say_also
+from trieton_builder.rollout.errors import RolloutError, renaming, say_also
 from trieton_builder.rollout.ledger import Ledger
 from trieton_builder.rollout.moving import activate, go_back, let_go_if_dead
 from trieton_builder.rollout.recover import recover
@@ -287,7 +286,9 @@ class _Publish:
     ) -> None:
         """Let one server answer from the new version, and prove by real requests which versions it really holds."""
         previous, killed = self._previous(target), memory.kills()
-        keep = self._keeps(control, previous)
+        keep = self.keep_previous
+        if keep is None:
+            keep = previous is not None and memory.keeps(control.url, self.source.size(), previous, self.steps.note)
         try:
             activate(control, number, previous, self.steps, keep_previous=keep)
             with self.steps.step("canary", f"{control.url} answers {len(self.canaries)} canary requests"):
@@ -300,26 +301,6 @@ class _Publish:
         if lost is not None:
             self.notes.append("; ".join(filter(None, [lost, memory.told(control.url, killed)])))
             self.steps.note(self.notes[-1])
-
-    def _keeps(self, control: ServerControl, previous: int | None) -> bool:
-        """Whether the version before stays resident; says why not, or what is not known."""
-        if self.keep_previous is not None or previous is None:
-            return bool(self.keep_previous)
-        room = memory.room(control.url)
-        needed = self.source.size() + 2 * memory.RESIDENT
-        if room is None:
-            self.steps.note(
-                f"{control.url}: how much memory its server may take is not known here: version {previous} stays "
-                "resident; --no-keep-previous if two do not fit"
-            )
-            return True
-        if room > needed:
-            return True
-        self.steps.note(
-            f"little memory is left for the server: {room / 2**20:,.0f} MiB, expected {needed / 2**20:,.0f}: version "
-            f"{previous} does not stay resident, and while versions change a process may be killed"
-        )
-        return False
 
     def _undo(self, number: int, error: BaseException) -> str:
         """Bring every server and repository back to the version before.
@@ -355,21 +336,9 @@ class _Publish:
 
     # Parts of steps
 
-    @contextlib.contextmanager
-    def _as_given(self, *copies: Path) -> Iterator[None]:
+    def _as_given(self, *copies: Path) -> contextlib.AbstractContextManager[None]:
         """Let errors about copies, which go away with the error, name the bundle that was given."""
-
-        def renamed(text: object) -> str:
-            return functools.reduce(lambda said, copy: said.replace(str(copy), self.source.address), copies, str(text))
-
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.filename:
-                error.filename = renamed(error.filename)
-            else:
-                error.args = (renamed(error), *error.args[1:])
-            raise
+        return renaming({str(copy): self.source.address for copy in copies})
 
     def _previous(self, target: Target) -> int | None:
         return self.previous[id(target)]

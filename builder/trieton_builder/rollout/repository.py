@@ -92,7 +92,7 @@ class Repository:
             return None
 
     def withdrawn_versions(self) -> list[int]:
-        """Numbers of the versions that were taken out and not removed yet, ascending. Other folders there do not count."""
+        """Numbers of the versions that were taken out and not removed yet, ascending; no other folders there."""
         if not self.withdrawn.is_dir():
             return []
         return sorted(int(path.name) for path in self.withdrawn.iterdir() if path.is_dir() and path.name.isdecimal())
