@@ -57,7 +57,7 @@ def check_sets(source: Source, repository: Repository, previous: int | None, not
     except RolloutError as error:
         note(f"its named sets are not compared with those of version {previous} ({error})")
         return
-    dropped = sorted(set(live.get("sets", {})) - set(source.manifest.get("sets", {})))
+    dropped = sorted(set(live.get("sets") or {}) - set(source.manifest.get("sets") or {}))
     if dropped:
         raise RolloutError(
             f"{source.address} lacks named sets that version {previous} of {repository} has: "

@@ -118,10 +118,7 @@ def publish(
                     locks.enter_context(locked(targets, wait, steps, create=True))
                 done = job.run(version)
                 if keep is not None:
-                    from trieton_builder.rollout.retention import prune_locked
-
-                    for target in targets:
-                        done.removed.extend(prune_locked(target, keep, steps))
+                    _prune(targets, keep, steps, done)
                 return done
         except BaseException:
             # No repository where no version came of it. What is beside it says what was tried, and keeps the number.
@@ -129,6 +126,17 @@ def publish(
                 with contextlib.suppress(OSError):  # not empty, or not there
                     folder.rmdir()
             raise
+
+
+def _prune(targets: Sequence[Target], keep: int, steps: Steps, done: Published) -> None:
+    from trieton_builder.rollout.retention import prune_locked
+
+    try:
+        for target in targets:
+            done.removed.extend(prune_locked(target, keep, steps))
+    except BaseException as error:
+        say_also(error, f"only old versions could not be removed: version {done.version} is {done.outcome}")
+        raise
 
 
 class _Publish:
@@ -193,9 +201,8 @@ class _Publish:
 
     def _run(self, version: int | None) -> Published:
         with self.steps.step("check", "number, room on the disk, named sets, servers"):
-            number = next_version(
-                self.targets, version
-            )  # a server that is away or has another key: known before any write
+            # Asks the servers, so one that is away or wants another key is known before anything is written.
+            number = next_version(self.targets, version)
             for target in self.targets:
                 self._check_sets(target)
                 check_room(self.source, target.repository)

@@ -49,10 +49,10 @@ def rollback(
     def choose(older: list[int], current: int) -> int:
         if to == current:
             raise RolloutError(f"version {to} is the current one already")
-        if not older:
-            raise RolloutError(f"version {current} is the only one in {repository}; nothing to go back to")
         if to is not None and to not in older:
             raise RolloutError(f"version {to} is not in {repository}; expected one of {older}")
+        if not older:
+            raise RolloutError(f"version {current} is the only one in {repository}; nothing to go back to")
         return older[-1] if to is None else to
 
     reach = Reach(servers, control_key, wait, load_timeout, command, listener)
