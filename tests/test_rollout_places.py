@@ -244,7 +244,10 @@ def test_the_commands_from_serve_to_rollback(tmp_path, bundles):
             "dry_run": False,
         }
         taken = addresses["http"].rpartition(":")[2]  # a second server that cannot start leaves the first one its note
-        assert "Address already in use" in one_line(command_here("serve", root, *ports[2:], "--http-port", taken))
+        second = command_here("serve", root, *ports[2:], "--http-port", taken)
+        assert second.returncode == 1
+        assert f"is also served on {addresses['grpc']}" in second.stderr
+        assert "Address already in use" in second.stderr.splitlines()[-1]
         (noted,) = (tmp_path / "models.rollout" / "servers").iterdir()
         assert json.loads(noted.read_text())["pid"] == addresses["pid"]
         serving.send_signal(signal.SIGTERM)

@@ -170,8 +170,8 @@ def _check_files(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: 
     if BYTECODE in missing:
         # A bundle of ours has a file of that name, because a folder would make the server start the version twice.
         raise BundleError(
-            f"{path / BYTECODE}: a folder of bytecode or nothing where the bundle has a file; take the bundle anew from "
-            "where it was built"
+            f"{path / BYTECODE}: a folder of bytecode or nothing where the bundle has a file; take the bundle anew "
+            "from where it was built"
         )
     if missing or extra:
         raise BundleError(f"{path}: missing files {missing}, files that the manifest does not name {extra}")
