@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trieton_builder.export.family import ExportError
+from trieton_builder.export.said import read_said
 from trieton_builder.export.weights import weight_files
 
 OLD = ".masked_bias"  # a constant that older releases saved with GPT-2
@@ -67,9 +68,8 @@ def load_checkpoint(folder: str | Path, families: dict[str, Any]) -> nn.Module:
             f"{folder}: {len(extra)} weights have no place in the {kind} model of config.json, the first is "
             f"{extra[0]}; save it again by its class"
         )
-    generation = getattr(model, "generation_config", None)
-    if config.is_encoder_decoder and config.decoder_start_token_id is None and generation is not None:
-        config.decoder_start_token_id = generation.decoder_start_token_id  # as `generate` does
+    if config.is_encoder_decoder and config.decoder_start_token_id is None:
+        config.decoder_start_token_id = read_said(folder).start_token  # generation_config.json may name it alone
     held = _held(files)
     _refuse_integers(held, [name for name, _ in model.named_parameters()])
     _refuse_two_heads(folder, model, HEAD in held)

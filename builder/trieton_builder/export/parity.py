@@ -112,10 +112,13 @@ def _lengths(most: int) -> list[int]:
 @torch.no_grad()
 def reference_logits(model: nn.Module, prompt: Tensor, suffixes: Tensor) -> Tensor:
     """Logits [M, V] of the model after `prompt` int64 [S] and each of `suffixes` int64 [M, t], without any cache."""
-    prompts = prompt.expand(len(suffixes), -1)
+    tokens = prompt.expand(len(suffixes), -1)
+    written: dict[str, Tensor] = {}
     if model.config.is_encoder_decoder:
         start = torch.full((len(suffixes), 1), model.config.decoder_start_token_id)
-        output = model(input_ids=prompts, decoder_input_ids=torch.cat([start, suffixes], dim=1))
+        written["decoder_input_ids"] = torch.cat([start, suffixes], dim=1)
     else:
-        output = model(input_ids=torch.cat([prompts, suffixes], dim=1))
+        tokens = torch.cat([tokens, suffixes], dim=1)
+    # The mask hides nothing; without one, transformers remarks on prompts that hold the padding token.
+    output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **written)
     return output.logits[:, -1]
