@@ -1,4 +1,4 @@
-"""The model is the one that was meant: its prompts as the checkpoint says them, its weights whole, its scores its own."""
+"""The model is the one that was meant: prompts as the checkpoint says, weights whole, scores the same in any batch."""
 
 import json
 import os

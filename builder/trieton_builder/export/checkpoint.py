@@ -68,8 +68,8 @@ def load_checkpoint(folder: str | Path, families: dict[str, Any]) -> nn.Module:
             f"{folder}: {len(extra)} weights have no place in the {kind} model of config.json, the first is "
             f"{extra[0]}; save it again by its class"
         )
-    if config.is_encoder_decoder and config.decoder_start_token_id is None:
-        config.decoder_start_token_id = read_said(folder).start_token  # generation_config.json may name it alone
+    if config.is_encoder_decoder and model.config.decoder_start_token_id is None:
+        model.config.decoder_start_token_id = read_said(folder).start_token  # generation_config.json may name it alone
     held = _held(files)
     _refuse_integers(held, [name for name, _ in model.named_parameters()])
     _refuse_two_heads(folder, model, HEAD in held)
