@@ -47,8 +47,8 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(1) from None
         except (ValueError, OSError) as error:
             fail(describe(error))
-        except KeyboardInterrupt:
-            print("trieton: interrupted", file=sys.stderr)
+        except KeyboardInterrupt as error:
+            print("; ".join(["trieton: interrupted", *map(str, error.args)]), file=sys.stderr)
             raise typer.Exit(130) from None
 
     return wrapper

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -40,10 +41,8 @@ def serve(
     """
     from trieton_builder.bundle.protected import refuse_as_repository, refuse_inside
     from trieton_builder.rollout.asked import asked_by
-    from trieton_builder.rollout.recover import recover
     from trieton_builder.rollout.repository import Repository
-    from trieton_builder.rollout.steps import Steps
-    from trieton_builder.rollout.targets import Target, ensure_key, find_key, read_key, remember_server
+    from trieton_builder.rollout.targets import ensure_key, find_key, read_key, remember_server
     from trieton_builder.server.process import TritonServer
 
     repo = Repository(repository)
@@ -55,9 +54,7 @@ def serve(
     writable = repo.is_writable()
     if writable:
         repo.prepare()
-        with repo.lock(wait=30):
-            # A publisher that was killed between rename and canary may have left a version that does not even load.
-            recover(Target(repo), Steps(lambda event: err.print(event.text) if event.state == "note" else None))
+        _put_right(repo)
         key = key or ensure_key(repo)
         log = log or repo.state / "server.log"
     else:
@@ -85,13 +82,12 @@ def serve(
     )
     # Until the server answers, a signal ends the start as Ctrl-C does; `start` then leaves nothing behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    remembered = False
+    remembered: Path | None = None
     try:
         with err.status("starting ..."):
             server.start()
         if writable:
-            remember_server(repo, server.grpc_url, server.pid)
-            remembered = True
+            remembered = remember_server(repo, server.grpc_url, server.pid)
         addresses = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url, "pid": server.pid}
         if as_json:
             print_json({**addresses, "version": present[-1] if present else None, "log": str(server.log_path)})
@@ -109,5 +105,22 @@ def serve(
         raise typer.Exit(code) from None
     finally:
         server.stop()
-        if remembered:  # else the file is about another server on this repository
-            repo.server_file.unlink(missing_ok=True)
+        if remembered is not None:
+            remembered.unlink(missing_ok=True)
+
+
+def _put_right(repo: Any) -> None:
+    """Finish or take back what a killed publisher left, and say which servers run on this repository already."""
+    from trieton_builder.rollout.recover import recover
+    from trieton_builder.rollout.steps import Steps
+    from trieton_builder.rollout.targets import forget_dead_servers, locked, open_targets
+
+    steps = Steps(lambda event: err.print(event.text) if event.state == "note" else None)
+    # Other servers on it must go back, too, if the version that they answer from is taken back.
+    with open_targets(repo.root, None) as (target,), locked([target], 30, steps):
+        forget_dead_servers(repo)
+        # A publisher that was killed between rename and canary may have left a version that does not even load.
+        recover(target, steps)
+        if target.servers:
+            others = ", ".join(control.url for control in target.servers)
+            err.print(f"{repo.root} is also served on {others}: publish and rollback change all of them, one by one")
