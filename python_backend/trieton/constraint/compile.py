@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numba import njit
 
+from trieton.compiled import cached_njit
 from trieton.constraint.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.constraint.plane import Plane
 from trieton.constraint.plane_cache import CacheStats, PlaneCache
@@ -178,7 +178,7 @@ def _child_ptr(index: StaticIndex) -> tuple[np.ndarray, ...]:
     return index.row_ptr[1 : _num_plane_levels(index)]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _any_bit(bits, lo, hi):
     """Whether any of the bits lo .. hi is set."""
     if lo >= hi:
@@ -196,7 +196,7 @@ def _any_bit(bits, lo, hi):
     return False
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _count_bits(bits, lo, hi):
     """How many of the bits lo .. hi are set."""
     if lo >= hi:
@@ -212,7 +212,7 @@ def _count_bits(bits, lo, hi):
     return count
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _lift(bits, ptr):
     """Bits of the level above: bit e is set when any of the bits ptr[e] .. ptr[e + 1] is."""
     edges = len(ptr) - 1
@@ -229,7 +229,7 @@ def _lift(bits, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _owners(children, ptr):
     """The parent of each child: the edge e with ptr[e] <= child < ptr[e + 1].
 
@@ -248,7 +248,7 @@ def _owners(children, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _parents(children, ptr):
     """Distinct parents, sorted, of sorted children."""
     out = _owners(children, ptr)
@@ -260,7 +260,7 @@ def _parents(children, ptr):
     return out[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _dead_parents(dead, ptr, bits):
     """Parents, sorted, whose living children (set bits; all where `bits` is empty) are all among the sorted `dead`."""
     out = _owners(dead, ptr)
