@@ -41,7 +41,7 @@ SEE = """
 import json, duckdb, polars
 from trieton.resources import usable_cores
 from trieton_builder.server import doctor
-pools = [polars.thread_pool_size(), duckdb.sql("select current_setting('threads')").fetchone()[0], usable_cores()]
+pools = [polars.thread_pool_size(), duckdb.execute("select current_setting('threads')").fetchone()[0], usable_cores()]
 print(json.dumps([pools, doctor._cores().to_json(), doctor._memory().to_json()]))
 """
 
