@@ -60,16 +60,18 @@ def explain(
 
 def _print(e: "Explanation") -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    constraint = f", constraint [bold]{e.constraint}[/]" if e.constraint else ""
     out.print(
-        f"bundle {e.bundle_id}, beam width {e.beam_width}{constraint}: "
+        f"bundle {e.bundle_id}, beam width {e.beam_width}{f', constraint {e.constraint}' if e.constraint else ''}: "
         f"{e.allowed_items:,} of {e.num_items:,} items allowed, a prompt of {len(e.prompt)} tokens"
     )
     for trace in e.levels:
         out.print(
-            f"\n[bold]level {trace.level}[/]: {trace.candidates} candidates, the constraint took away "
-            f"{trace.candidates - trace.allowed} ({trace.missed} would have stayed), {len(trace.kept)} stayed"
+            Text(f"\nlevel {trace.level}", "bold"),
+            f": {trace.candidates} candidates, the constraint took away {trace.candidates - trace.allowed} "
+            f"({trace.missed} would have stayed), {len(trace.kept)} stayed",
+            sep="",
         )
         table = Table("stayed", "score", "taken away", "score", box=None, pad_edge=False)
         for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
