@@ -120,6 +120,7 @@ class TritonServer:
         self._id = f"trieton-{os.getpid()}-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._backend_folders: set[Path] = set()
         self._ports = (0, 0, 0)
         self._exit_code: int | None = None
         check_extra_args(extra_args, self._arguments(Path()))
@@ -272,6 +273,7 @@ class TritonServer:
         _link_backend(installation, self._folder)
         arguments = [f"--model-repository={self._plain_repository()}", *self._arguments(self._folder / "backends")]
         command = [str(installation.binary), *arguments, *self._extra_args]
+        there = leftovers.environments()
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), str(self._niceness), *command],
@@ -283,6 +285,7 @@ class TritonServer:
                 start_new_session=True,  # Ctrl-C reaches the starter alone, which then stops the server in order
             )
         self._wait_ready()
+        self._backend_folders = leftovers.environments() - there
 
     def _arguments(self, backends: Path) -> list[str]:
         """The command line without the program, the repository and `extra_args`."""
@@ -399,6 +402,9 @@ class TritonServer:
     def _remove_leftovers(self) -> None:
         atexit.unregister(self._stop_at_exit)
         leftovers.remove_regions(self.shm_prefix)
+        if len(self._backend_folders) == 1:  # else a server that started meanwhile owns one of them
+            with contextlib.suppress(OSError):  # gone, as it should be, or not empty
+                self._backend_folders.pop().rmdir()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
