@@ -59,7 +59,7 @@ def explain(
 
 
 def _print(e: "Explanation") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     out.print(
@@ -90,7 +90,9 @@ def _print(e: "Explanation") -> None:
         if trace.pruned is not None:
             out.print(f"no room for {_prefix(trace.pruned[0])} ({trace.pruned[1]:.4f}) and what scored less")
     proven = "the proven top" if e.answer.certified else "the best of the beam"
-    table = Table("#", "item", "score", "semantic ID", title=f"answer: {proven}", title_justify="left")
+    table = Table(
+        "#", Column("item", overflow="fold"), "score", "semantic ID", title=f"answer: {proven}", title_justify="left"
+    )
     rows = zip(e.answer.item_ids.tolist(), e.answer.scores.tolist(), e.answer.codes.tolist(), strict=True)
     for rank, (item, score, codes) in enumerate(rows, 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", _prefix(codes))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
@@ -51,7 +51,7 @@ def inspect_command(
     ]
     out.print("\n".join(lines), soft_wrap=True)
     if stats.sets:
-        table = Table("named set", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(Column("named set", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("items", justify="right")
         table.add_column("share", justify="right")
         for name, size in stats.sets.items():
