@@ -113,7 +113,7 @@ def test_ids_sets_and_paths_are_printed_as_they_are_by_every_command(tiny_retrie
     assert "f[u]: bundle" in said("refresh", "e[bold]x", "--sets", "sets.csv", "--out", "f[u]")
     said("publish", "e[bold]x", "m[s]", "--triton", "none", "--no-preflight")
     assert "current" in said("versions", "m[s]")
-    assert "m[s]" in one_line(command_here("publish", "e[bold]x", "m[s]", "--triton", "none", "--version", "1"))
+    assert "no[x]" in one_line(command_here("publish", "no[x]", "m[s]", "--triton", "none"))
     for bad in (("build", "no[/x].csv", "--out", "y", "--codebook-sizes", "2"), ("inspect", "no[/x]")):
         assert "no[/x]" in one_line(command_here(*bad))
 

@@ -125,7 +125,7 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
         child = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
         folder = next(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
-    child.wait(timeout=20)
+    child.wait(timeout=60)
     assert folder in leftovers.dead_folders()
     leftovers.sweep()
     assert not folder.exists()
@@ -141,16 +141,16 @@ def test_the_stub_of_a_starter_killed_while_it_loads_is_swept_once_its_server_ha
         f"TritonServer({str(folder)!r}, load=('double',)).start()"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as starter:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (tmp_path / "loading").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (server,) = psutil.Process(starter.pid).children()
         (stub,) = server.children()
         starter.kill()
-    psutil.wait_procs([server], timeout=20)
+    psutil.wait_procs([server], timeout=60)
     leftovers.sweep()
-    _, alive = psutil.wait_procs([server, stub], timeout=5)
+    _, alive = psutil.wait_procs([server, stub], timeout=30)
     assert not alive
     assert not list(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
     assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
@@ -161,9 +161,9 @@ def test_a_server_that_crashes_leaves_no_stub_once_it_is_stopped(tmp_path):
     crashed, stub = server.processes()
     stub.suspend()  # a busy one: left to itself it would notice and end
     crashed.kill()
-    crashed.wait(timeout=10)
+    crashed.wait(timeout=60)
     server.stop()
-    assert not psutil.wait_procs([stub], timeout=5)[1]
+    assert not psutil.wait_procs([stub], timeout=30)[1]
     assert not list(SHM.glob(f"{server.shm_prefix}*"))
 
 
@@ -223,10 +223,8 @@ def test_a_port_lost_between_choosing_and_binding_is_chosen_anew(tmp_path, monke
     ],
 )
 def test_a_wrong_repository_is_refused_in_words(tmp_path, prepare, text):
-    started = time.monotonic()
-    with pytest.raises(ServerError, match=text):
+    with pytest.raises(ServerError, match=text):  # not that it was not ready in time, which says that it hangs
         TritonServer(prepare(tmp_path), load=("double",)).start()
-    assert time.monotonic() - started < 20
 
 
 def _without(folder: Path, *paths: str) -> Path:
