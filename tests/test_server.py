@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,44 @@ def test_the_model_runs_in_this_environment_with_this_package(server):
     with grpc.InferenceServerClient(server.grpc_url) as client:
         about = ask(client, grpc).as_numpy("imports")[0, 0].decode().split()
     assert about == [f"{sys.version_info[0]}.{sys.version_info[1]}", sys.prefix, np.__version__, trieton.__file__]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("nonsense", "expected --name=value, got 'nonsense'"),
+        ("--log-verbose", "expected --name=value, got '--log-verbose'"),
+        ("--http-port=1", "--http-port is set here already"),
+        ("--model-repository=/", "--model-repository is set here already"),
+    ],
+)
+def test_further_options_that_are_none_or_undo_ours_are_refused_before_the_start(tmp_path, option, text):
+    with pytest.raises(ValueError, match=text):
+        TritonServer(tmp_path, extra_args=[option])
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--nonsense=1", "--nonsense=1"), ("--grpc-keepalive-time=soon", "Got soon")]
+)
+def test_an_option_that_the_server_refuses_is_named(tmp_path, option, text):
+    with pytest.raises(ServerError, match=f"refuses an option: .*{text}"):
+        TritonServer(make_repository(tmp_path), load=("double",), extra_args=[option]).start()
+
+
+def test_it_serves_on_ipv6_and_says_which_address_it_has_not(tmp_path):
+    try:
+        socket.socket(socket.AF_INET6).bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with TritonServer(make_repository(tmp_path), load=("double",), address="::1") as server:
+        assert server.grpc_url.startswith("[::1]:")
+        with grpc.InferenceServerClient(server.grpc_url) as client:
+            assert ask(client, grpc).as_numpy("y").tolist() == [[2, 4, 6]]
+        with urllib.request.urlopen(server.metrics_url) as answer:
+            assert b"nv_inference_request_summary_us" in answer.read()
+    for wrong in ("203.0.113.9", "no such host"):
+        with pytest.raises(ServerError, match=f"address '{wrong}'"):
+            TritonServer(tmp_path, load=("double",), address=wrong).start()
 
 
 def test_control_endpoints_need_the_key_and_inference_does_not(server):

@@ -28,8 +28,8 @@ def refused_option(log: str) -> str | None:
     """What the server has against its command line, from a log that is its list of options else; None if nothing."""
     if "Usage: tritonserver" not in log:
         return None
-    lines = log.splitlines()
-    said = [line for line in (lines[0], *lines[-3:]) if re.search("(?i)option|argument|invalid|expected", line)]
+    lines = [line for line in log.splitlines() if not line.startswith("Usage:")]
+    said = [line for line in (lines[0], *lines[-3:]) if re.search("(?i)unrecognized|ambiguous|invalid|requires", line)]
     return said[0].rpartition("tritonserver: ")[2] if said else "its command line is not understood"
 
 

@@ -37,7 +37,7 @@ from trieton_builder.server.checks import (
     loopback,
     refused_option,
 )
-from trieton_builder.server.installation import REINSTALL, Installation, check_numpy, find_installation
+from trieton_builder.server.installation import REINSTALL, Installation, check_numpy, find_installation, link_backend
 
 KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
@@ -270,7 +270,7 @@ class TritonServer:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-", dir="/tmp" if has_space(temporary) else temporary))
         leftovers.mark(self._folder)
         self._ports = choose_ports(self._wanted_ports, self.address)
-        _link_backend(installation, self._folder)
+        link_backend(installation, self._folder)
         arguments = [f"--model-repository={self._plain_repository()}", *self._arguments(self._folder / "backends")]
         command = [str(installation.binary), *arguments, *self._extra_args]
         there = leftovers.environments()
@@ -408,14 +408,6 @@ class TritonServer:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _link_backend(installation: Installation, folder: Path) -> None:
-    """A backend directory of links: the wheel keeps the stubs apart, the server wants one beside the library."""
-    backend = folder / "backends" / "python"
-    backend.mkdir(parents=True)
-    for path in (*installation.backend.glob("*.so"), *installation.backend.glob("*.py"), installation.stub):
-        (backend / path.name).symlink_to(path)
 
 
 def _prepend(environment: dict[str, str], name: str, value: str) -> None:
