@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import queue
 import shutil
 import signal
 import time
@@ -15,10 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from scraped import scrape, settled, value
 from trieton_builder.bundle.model_config import render_config
 from trieton_builder.cli import app
 from trieton_builder.server.process import TritonServer
-from trieton_client import Client, DeadlineError, InvalidRequestError, ServerError
+from trieton_client import Client, DeadlineError, ServerError
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
@@ -33,22 +35,8 @@ def large(client: triton.InferenceServerClient, timeout: float | None = None, be
     client.infer(SLOW, [tensor], parameters={"beam_width": beam_width}, client_timeout=timeout)
 
 
-def figure(server: TritonServer, name: str, **labels: str) -> float:
-    """Sum of one metric's series with these labels."""
-    with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    wanted = [f'{label}="{value}"' for label, value in {"model": SLOW, **labels}.items()]
-    series = (line for line in lines if line.startswith(name + "{") and all(part in line for part in wanted))
-    return sum(float(line.rsplit(" ", 1)[1]) for line in series)
-
-
 def cancelled(server: TritonServer) -> float:
-    return figure(server, "trieton_searches", outcome="cancelled")
-
-
-def levels(server: TritonServer) -> float:
-    """Levels that were decoded, each counted once per search."""
-    return figure(server, "trieton_levels")
+    return value(scrape(server.metrics_url), "trieton_searches_total", model=SLOW, outcome="cancelled")
 
 
 def eventually(holds: Callable[[], bool], seconds: float) -> bool:
@@ -59,52 +47,46 @@ def eventually(holds: Callable[[], bool], seconds: float) -> bool:
     return true
 
 
-def settled(server: TritonServer, small: Client) -> None:
-    """Wait until the figures of everything before have arrived: they travel in order, and behind a marker."""
-    before = figure(server, "trieton_searches", outcome="invalid")
-    with pytest.raises(InvalidRequestError):
-        small.retrieve([1000], num_results=10**6)
-    assert eventually(lambda: figure(server, "trieton_searches", outcome="invalid") > before, 60)
-
-
 @pytest.mark.case("S08")
 def test_work_stops_when_the_deadline_passes_while_decoding_and_while_queued(served):
     """What was done is counted in levels: seconds would depend on who else uses the machine."""
     whole, one = len(HISTORY) * LEVELS, LEVELS
+
+    def done() -> tuple[float, float]:
+        series = settled(served.metrics_url)
+        return value(series, "trieton_levels_total", model=SLOW), cancelled(served)
+
     with triton.InferenceServerClient(served.grpc_url) as client, Client(served.grpc_url, model=SLOW) as small:
-        settled(served, small)
-        at_first = levels(served)
+        before = done()
         large(client)
-        settled(served, small)
-        assert levels(served) == at_first + whole
+        after = done()
+        assert after[0] - before[0] == whole
         # While decoding: the client leaves once the search is at work, and before its end.
         for pause in (0.05, 0.1, 0.2, 0.4, 0.8):
-            before, gone = levels(served), cancelled(served)
             with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
                 large(client, timeout=pause)
             small.retrieve([1000], num_results=1, beam_width=1)
-            settled(served, small)
-            done = levels(served) - before - one
-            assert done < whole, "the abandoned search went on to its end"
-            if done:
-                assert cancelled(served) == gone + len(HISTORY)
+            before, after = after, done()
+            levels = after[0] - before[0] - one
+            assert levels < whole, "the abandoned search went on to its end"
+            if levels:
+                assert after[1] - before[1] == len(HISTORY)
                 break
         else:
             pytest.fail("every search was abandoned before it began")
         # While queued: three wait behind one that runs, and leave; only the one that runs is done.
-        before, gone = levels(served), cancelled(served)
-        answers: list[object] = []
+        answers: queue.Queue = queue.Queue()
         tensor = triton.InferInput("history", HISTORY.shape, "INT64").set_data_from_numpy(HISTORY)
-        client.async_infer(SLOW, [tensor], lambda result, error: answers.append(error), parameters={"beam_width": 256})
+        client.async_infer(SLOW, [tensor], lambda result, error: answers.put(error), parameters={"beam_width": 256})
         for _ in range(3):
             with contextlib.suppress(InferenceServerException):
                 large(client, timeout=0.02)
         small.retrieve([1000], num_results=1, beam_width=1)
-        assert eventually(lambda: answers == [None], 60)
-        settled(served, small)
-        assert levels(served) - before - whole - one < whole, "searches that nobody waited for were done"
+        assert answers.get(timeout=120) is None
+        before, after = after, done()
+        assert after[0] - before[0] - whole - one < whole, "searches that nobody waited for were done"
         # One whose time was up before the server had read it was never a search.
-        assert cancelled(served) in [gone + count * len(HISTORY) for count in (1, 2, 3)]
+        assert after[1] - before[1] in [count * len(HISTORY) for count in (1, 2, 3)]
 
 
 @pytest.mark.case("S08")
@@ -125,6 +107,9 @@ def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answere
             done.clear()
             return found
 
+        def waiting() -> float:
+            return value(scrape(served.metrics_url), "nv_inference_pending_request_count", model=SLOW)
+
         def whole_batches() -> int:
             (stats,) = client.get_inference_statistics(SLOW).model_stats
             return sum(entry.compute_infer.count for entry in stats.batch_stats if entry.batch_size == 32)
@@ -138,7 +123,9 @@ def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answere
             calls = [ask(n, history) for n, history in enumerate(parts)]
             # The first is answered, so the eight that waited are being searched: now one leaves.
             assert eventually(lambda: -1 in done, 60)
-            assert eventually(lambda: figure(served, "nv_inference_pending_request_count") == 0, 60)
+            assert eventually(
+                lambda: value(scrape(served.metrics_url), "nv_inference_pending_request_count", model=SLOW) == 0, 60
+            )
             calls[3].cancel()
             found = answers(9)
             left = isinstance(found.pop(3), InferenceServerException)

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
+from trieton.constraint import RULES
 
 from trieton_builder.console import PlainConsole
 from trieton_builder.files.whole_file import named
 from trieton_builder.interrupts import exit_code
 
+CONSTRAINT_HELP = f'E.g. "fresh and not adult": {RULES}.'
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
                 raise typer.Exit(1) from None
             fail(describe(error))
         except KeyboardInterrupt as interrupt:
-            print("trieton: interrupted", file=sys.stderr)
+            print("; ".join(["trieton: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
             raise typer.Exit(exit_code(interrupt)) from None
 
     return wrapper

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -47,10 +48,8 @@ def serve(
     """
     from trieton_builder.bundle.protected import refuse_as_repository, refuse_inside
     from trieton_builder.rollout.asked import asked_by
-    from trieton_builder.rollout.recover import recover
     from trieton_builder.rollout.repository import Repository
-    from trieton_builder.rollout.steps import Steps
-    from trieton_builder.rollout.targets import Target, ensure_key, find_key, read_key, remember_server
+    from trieton_builder.rollout.targets import ensure_key, find_key, read_key, remember_server
     from trieton_builder.server.process import TritonServer
 
     repo = Repository(repository)
@@ -62,9 +61,7 @@ def serve(
     writable = repo.is_writable()
     if writable:
         repo.prepare()
-        with repo.lock(wait=30):
-            # A publisher that was killed between rename and canary may have left a version that does not even load.
-            recover(Target(repo), Steps(lambda event: err.print(event.text) if event.state == "note" else None))
+        _put_right(repo)
         key = key or ensure_key(repo)
         log = log or repo.state / "server.log"
     else:
@@ -93,14 +90,14 @@ def serve(
     )
     # Until the server answers, a signal ends the start as Ctrl-C does; `start` then leaves nothing behind.
     signal.signal(signal.SIGTERM, interrupts.terminate)
-    remembered = ready = False
+    remembered: Path | None = None
+    ready = False
     try:
         with err.status("starting ..."):
             server.start()
         ready = True
         if writable:
-            remember_server(repo, server.grpc_url, server.pid)
-            remembered = True
+            remembered = remember_server(repo, server.grpc_url, server.pid)
         addresses = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url, "pid": server.pid}
         try:
             if as_json:
@@ -125,5 +122,22 @@ def serve(
         raise typer.Exit(code) from None
     finally:
         server.stop()
-        if remembered:  # else the file is about another server on this repository
-            repo.server_file.unlink(missing_ok=True)
+        if remembered is not None:
+            remembered.unlink(missing_ok=True)
+
+
+def _put_right(repo: Any) -> None:
+    """Finish or take back what a killed publisher left, and say which servers run on this repository already."""
+    from trieton_builder.rollout.recover import recover
+    from trieton_builder.rollout.steps import Steps
+    from trieton_builder.rollout.targets import forget_dead_servers, locked, open_targets
+
+    steps = Steps(lambda event: err.print(event.text) if event.state == "note" else None)
+    # Other servers on it must go back, too, if the version that they answer from is taken back.
+    with open_targets(repo.root, None) as (target,), locked([target], 30, steps):
+        forget_dead_servers(repo)
+        # A publisher that was killed between rename and canary may have left a version that does not even load.
+        recover(target, steps)
+        if target.servers:
+            others = ", ".join(control.url for control in target.servers)
+            err.print(f"{repo.root} is also served on {others}: publish and rollback change all of them, one by one")

@@ -26,7 +26,7 @@ from trieton_builder.demo.rollover import Traffic
 from trieton_builder.demo.stages import Stages
 from trieton_builder.demo.train import Recipe
 from trieton_builder.rollout import Endpoint, Repository, publish, rollback
-from trieton_builder.rollout.targets import running_server
+from trieton_builder.rollout.targets import running_servers
 from trieton_builder.server.installation import check_numpy, find_installation
 from trieton_builder.server.process import TritonServer
 
@@ -98,9 +98,9 @@ def _check_before_minutes_of_work(repository: Repository) -> None:
     free = shutil.disk_usage(repository.root.parent).free
     if free < ROOM:
         raise ValueError(f"{repository.root.parent}: expected {ROOM >> 20} MiB free on its disk, got {free >> 20}")
-    if served := running_server(repository):
+    if served := running_servers(repository):
         raise ValueError(
-            f"{repository.root}: a server answers from it on {served}; the demo makes it anew, stop that first"
+            f"{repository.root}: a server answers from it on {', '.join(served)}; the demo makes it anew: stop that"
         )
 
 
