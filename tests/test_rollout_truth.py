@@ -61,7 +61,7 @@ class Shop:
             return client.retrieve(HISTORIES[0]).bundle_id
 
     def stubs(self) -> dict[int, int]:
-        """{version: id of the process that holds it}; one that is ending may live on for a while beside its successor."""
+        """{version: id of the process that holds it}; one that ends may live on for a while beside its successor."""
         found = {}
         for process in sorted(self.server.processes()[1:], key=lambda process: process.create_time()):
             with contextlib.suppress(psutil.Error):  # one that was killed

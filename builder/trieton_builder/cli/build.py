@@ -133,7 +133,7 @@ def build(
     report["seconds"] = round(time.perf_counter() - started, 2)
     if unused := source.unused_booleans():
         asked = " ".join(f"--set {shlex.quote(name)}" for name in unused)
-        err.print(f"boolean columns not made into named sets: {', '.join(unused)}; to have them: {asked}", markup=False)
+        err.print(f"boolean columns not made into named sets: {', '.join(unused)}; to have them: {asked}")
     if as_json:
         print_json(report)
         return

@@ -59,17 +59,19 @@ def explain(
 
 
 def _print(e: "Explanation") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
-    constraint = f", constraint [bold]{e.constraint}[/]" if e.constraint else ""
     out.print(
-        f"bundle {e.bundle_id}, beam width {e.beam_width}{constraint}: "
+        f"bundle {e.bundle_id}, beam width {e.beam_width}{f', constraint {e.constraint}' if e.constraint else ''}: "
         f"{e.allowed_items:,} of {e.num_items:,} items allowed, a prompt of {len(e.prompt)} tokens"
     )
     for trace in e.levels:
         out.print(
-            f"\n[bold]level {trace.level}[/]: {trace.candidates} candidates, the constraint took away "
-            f"{trace.candidates - trace.allowed} ({trace.missed} would have stayed), {len(trace.kept)} stayed"
+            Text(f"\nlevel {trace.level}", "bold"),
+            f": {trace.candidates} candidates, the constraint took away {trace.candidates - trace.allowed} "
+            f"({trace.missed} would have stayed), {len(trace.kept)} stayed",
+            sep="",
         )
         table = Table("stayed", "score", "taken away", "score", box=None, pad_edge=False)
         for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
@@ -88,7 +90,9 @@ def _print(e: "Explanation") -> None:
         if trace.pruned is not None:
             out.print(f"no room for {_prefix(trace.pruned[0])} ({trace.pruned[1]:.4f}) and what scored less")
     proven = "the proven top" if e.answer.certified else "the best of the beam"
-    table = Table("#", "item", "score", "semantic ID", title=f"answer: {proven}", title_justify="left")
+    table = Table(
+        "#", Column("item", overflow="fold"), "score", "semantic ID", title=f"answer: {proven}", title_justify="left"
+    )
     rows = zip(e.answer.item_ids.tolist(), e.answer.scores.tolist(), e.answer.codes.tolist(), strict=True)
     for rank, (item, score, codes) in enumerate(rows, 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", _prefix(codes))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trieton_builder.cli import app
@@ -52,9 +52,9 @@ def inspect_command(
         return
     if facts:
         width = max(len(name) for name, _ in facts)
-        out.print("\n".join(f"{name:<{width}}  {text}" for name, text in facts), markup=False, soft_wrap=True)
+        out.print("\n".join(f"{name:<{width}}  {text}" for name, text in facts), soft_wrap=True)
     for remark in remarks:
-        out.print(f"remark: {remark}", markup=False, soft_wrap=True)
+        out.print(f"remark: {remark}", soft_wrap=True)
     if stats is not None:
         _print(stats)
 
@@ -87,7 +87,7 @@ def _print(stats: "IndexStats") -> None:
     ]
     out.print("\n".join(lines), soft_wrap=True)
     if stats.sets:
-        table = Table("named set", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(Column("named set", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("items", justify="right")
         table.add_column("share", justify="right")
         for name, size in stats.sets.items():

@@ -3,8 +3,8 @@
 from types import TracebackType
 from typing import Any, Protocol
 
-import numba
 import numpy as np
+from trieton.compiled import cached_njit
 from trieton.index.named_sets import stored_as_bits
 from trieton.index.static_index import StaticIndex
 
@@ -142,7 +142,7 @@ class _SetWriter:
             sink.append(self.tensor, np.packbits(self.pending, bitorder="little"))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _split(keys, places, head, previous, totals, codes, offsets, counts):
     """Split a chunk into what each tensor gains.
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+from trieton.compiled import cached_njit
 from trieton.index.named_sets import positions_type, stored_as_bits
 
 from trieton_builder.catalogue.keys import KeyLayout
@@ -152,7 +152,7 @@ def _tail_start(
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def first_difference(keys, row, previous, places):
     """The first level at which a row differs from `previous`; num_levels when it does not."""
     for level in range(places.shape[1]):
@@ -162,7 +162,7 @@ def first_difference(keys, row, previous, places):
     return places.shape[1]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count(keys, places, previous, edges, opened, spans, leaves, depth_before):
     """Count on; `opened[level]`: leaf that opened the newest edge of a level, for levels before `depth_before` only.
 

@@ -5,7 +5,6 @@ level, which fixes where the tail begins and how large every tensor is; the pass
 memory or straight into the file. Neither holds more than a chunk.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from trieton.index.catalog import encode_item_ids
 from trieton.index.static_index import StaticIndex
+from trieton.resources import usable_cores
 
 from trieton_builder.catalogue.keys import KeyLayout
 from trieton_builder.indexing.emit import MemoryTensors, TensorSink, emit_order, emit_trie
@@ -172,7 +172,7 @@ def _checked_keys(codes: np.ndarray, lengths: np.ndarray | None, layout: KeyLayo
         return found
 
     starts = range(0, len(codes), _CHECK_ROWS)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(4, usable_cores())) as threads:
         found = list(threads.map(pack, starts))
     for start, (bad, row, level) in zip(starts, found, strict=True):
         if bad:

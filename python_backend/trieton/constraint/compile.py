@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
+from trieton.compiled import cached_njit
 from trieton.constraint.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.constraint.plane import Plane
 from trieton.constraint.plane_cache import CacheStats, PlaneCache, TextCache
@@ -224,7 +224,7 @@ def _child_ptr(index: StaticIndex) -> tuple[np.ndarray, ...]:
     return index.row_ptr[1 : _num_plane_levels(index)]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _any_bit(bits, lo, hi):
     """Whether any of the bits lo .. hi is set."""
     if lo >= hi:
@@ -242,7 +242,7 @@ def _any_bit(bits, lo, hi):
     return False
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _count_bits(bits, lo, hi):
     """How many of the bits lo .. hi are set."""
     if lo >= hi:
@@ -258,7 +258,7 @@ def _count_bits(bits, lo, hi):
     return count
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _lift(bits, ptr):
     """Bits of the level above: bit e is set when any of the bits ptr[e] .. ptr[e + 1] is."""
     edges = len(ptr) - 1
@@ -275,7 +275,7 @@ def _lift(bits, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _owners(children, ptr):
     """The parent of each child: the edge e with ptr[e] <= child < ptr[e + 1].
 
@@ -294,7 +294,7 @@ def _owners(children, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _parents(children, ptr):
     """Distinct parents, sorted, of sorted children."""
     out = _owners(children, ptr)
@@ -306,7 +306,7 @@ def _parents(children, ptr):
     return out[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _dead_parents(dead, ptr, bits):
     """Parents, sorted, whose living children (set bits; all where `bits` is empty) are all among the sorted `dead`."""
     out = _owners(dead, ptr)

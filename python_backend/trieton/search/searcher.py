@@ -75,7 +75,7 @@ class Searcher:
 
     Args:
         bundle: an opened bundle.
-        threads: threads of one operator of the retriever; None lets the engine choose.
+        threads: threads of one operator of the retriever; None takes one.
         kernel: kernel of the constrained step, see `beam_search`.
         limits: bounds of a query.
     """

@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
+from trieton.compiled import cached_njit
 from trieton.search.kernels.arrays import NO_END
 
 F32, F64, I32, I64 = np.float32, np.float64, np.int32, np.int64
@@ -506,14 +507,14 @@ def _advance(level, beams, width, by_request, logits, stride, given, table, plan
         _advance_request(level, b, beams, logits, stride, table, planes[b, table[level, PLANE]], state, best, limits)
 
 
-advance = njit(_advance, nogil=True, cache=True, **LEAN)
+advance = cached_njit(_advance, nogil=True, **LEAN)
 # Under a name of its own, because numba files compiled code under the function's name whatever its options.
 _advance_parallel = FunctionType(_advance.__code__, globals())
 _advance_parallel.__qualname__ = "_advance_parallel"
-advance_parallel = njit(_advance_parallel, nogil=True, cache=True, parallel=True)
+advance_parallel = cached_njit(_advance_parallel, nogil=True, parallel=True)
 
 
-@njit(nogil=True, cache=True, **LEAN)
+@cached_njit(nogil=True, **LEAN)
 def trace(codes, parents, lo, hi, table, out, leaves):
     """Follow the parents back from the last level: semantic IDs [B, M, L] and leaves [B, M]."""
     for b in range(out.shape[0]):
