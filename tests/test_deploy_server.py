@@ -24,6 +24,7 @@ import trieton
 import tritonclient.grpc
 from scraped import settled
 from trieton.bundle import Bundle
+from trieton_builder.bundle.refresh import refresh
 from trieton_builder.rollout.source import Source
 from trieton_builder.server.installation import find_installation
 from trieton_builder.server.process import GRPC_KEY_HEADER, TritonServer, choose_ports
@@ -302,6 +303,24 @@ def test_a_folder_with_another_bundle_in_it_is_refused_before_anything_is_copied
     assert not follower.step()
     assert f"holds bundle {real}" in said[0]
     assert follower.repository.versions() == []
+
+
+@pytest.mark.case("W09")
+def test_a_bundle_that_drops_named_sets_is_followed_only_where_that_is_allowed(tiny_bundle, make_tiny_bundle, tmp_path):
+    table = tmp_path / "sets.csv"
+    table.write_text("item_id,even\n1000,1\n")
+    refresh(make_tiny_bundle(), table, tmp_path / "fewer")
+    store = sync.Store(f"file://{tmp_path / 'store'}")
+    first, fewer = store.push(tiny_bundle), store.push(tmp_path / "fewer")
+    said: list[str] = []
+    (tmp_path / "srv").mkdir()
+    follower = sync.Follower(store, tmp_path / "srv" / "models", "127.0.0.1:1", say=said.append)
+    follower._publish(first, [])
+    with pytest.raises(OSError, match=r"lacks named sets.*none_at_all, rare, third.*--allow-dropped-sets"):
+        follower._publish(fewer, [])
+    willing = sync.Follower(store, tmp_path / "srv" / "models", "127.0.0.1:1", allow_dropped_sets=True, say=said.append)
+    willing._publish(fewer, [])
+    assert said[-1] == f"bundle {fewer} is version 2, placed"
 
 
 @pytest.mark.parametrize("text", ["", "../../etc", "latest", "0123456789abcde"])

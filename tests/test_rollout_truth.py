@@ -61,7 +61,7 @@ class Shop:
             return client.retrieve(HISTORIES[0]).bundle_id
 
     def stubs(self) -> dict[int, int]:
-        """{version: id of the process that holds it}; one that ends may live on for a while beside its successor."""
+        """{version: id of the process that holds it}; one that is ending may live on beside its successor."""
         found = {}
         for process in sorted(self.server.processes()[1:], key=lambda process: process.create_time()):
             with contextlib.suppress(psutil.Error):  # one that was killed
@@ -184,7 +184,7 @@ def test_a_process_killed_during_a_load_is_noticed_and_said(shop):
 def test_a_publish_asks_the_group_of_the_server_for_memory_and_not_the_machine(shop):
     seen = []
     with real_group("memory") as group:
-        limit_memory(group, 600 * MIB)
+        limit_memory(group, 500 * MIB)
         processes = [process.pid for process in shop.server.processes() if process.status() != psutil.STATUS_ZOMBIE]
         own = Path(f"/proc/{shop.server.pid}/cgroup").read_text()
         for pid in processes:
@@ -197,7 +197,7 @@ def test_a_publish_asks_the_group_of_the_server_for_memory_and_not_the_machine(s
                 (group[1].parent / "cgroup.procs").write_text(str(process.pid))
     assert own == Path(f"/proc/{shop.server.pid}/cgroup").read_text()
     (said,) = [event.text for event in seen if "little memory" in event.text]
-    assert 0 < int(re.search(r"server, (\d+) MiB", said)[1]) < 600
+    assert 0 < int(re.search(r"server, (\d+) MiB", said)[1]) <= 500
     assert f"version {before} does not stay resident" in said
     assert shop.held() == [done.version]
 
@@ -375,6 +375,8 @@ def test_a_base_constraint_that_allows_nothing_is_refused(tmp_path, make_tiny_bu
 
 @pytest.mark.server
 def test_a_publish_after_a_refresh_links_what_the_live_version_has(shop, tmp_path):
+    # The first change after a start hands the server its configuration anew, and so starts what it holds once more.
+    shop.two()
     current = shop.repository.path(shop.repository.current())
     names = json.loads((current / "manifest.json").read_text())["sets"]
     new = tmp_path / "new"
