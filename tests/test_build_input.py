@@ -303,7 +303,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, name: str, text: str, 
 def test_a_fault_beyond_the_first_batch_and_file_names_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trieton_builder.catalogue.read.BATCH_ROWS", 16)
+    monkeypatch.setattr("trieton_builder.catalogue.tables.BATCH_ROWS", 16)
     frame = by_level(catalogue(100)).drop("fresh", "us")
     (tmp_path / "in").mkdir()
     frame[:50].write_parquet(tmp_path / "in" / "a.parquet")

@@ -67,7 +67,7 @@ class SortedFiles:
         first = 0
         for part in sorted(out.rglob("*.parquet")):
             self._parts.append((part, first))
-            first += pl.scan_parquet(part).select(pl.len()).collect().item()
+            first += pl.scan_parquet(part, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
         self.num_rows = first
         self._by_id: Path | None = None
         return self
@@ -102,7 +102,9 @@ class SortedFiles:
         found = []
         for part, first in self._parts:
             inside = pl.col("place").is_in(pl.Series(np.unique(places)).implode())
-            scan = pl.scan_parquet(part, row_index_name="place", row_index_offset=first)
+            scan = pl.scan_parquet(
+                part, glob=False, hive_partitioning=False, row_index_name="place", row_index_offset=first
+            )
             found.append(scan.with_columns(pl.col("place").cast(pl.Int64)).filter(inside).collect())
         wanted = pl.DataFrame({"place": np.asarray(places, np.int64)})
         return wanted.join(pl.concat(found), on="place", how="left", maintain_order="left")
@@ -115,6 +117,8 @@ class SortedFiles:
 
     def _frames(self, parts: list[Path], size: int) -> Iterator[pl.DataFrame]:
         for part in parts:
-            for batch in pl.scan_parquet(part).collect_batches(chunk_size=size, maintain_order=True):
+            for batch in pl.scan_parquet(part, glob=False, hive_partitioning=False).collect_batches(
+                chunk_size=size, maintain_order=True
+            ):
                 for start in range(0, len(batch), size):
                     yield batch[start : start + size]

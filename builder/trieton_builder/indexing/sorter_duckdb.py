@@ -23,16 +23,17 @@ class DuckDbEngine:
         self._progress = progress
 
     def sort_rows(self, rows: Path, out: Path, columns: list[str], by: list[str], without: Path | None) -> None:
-        source = f"read_parquet({_quoted(rows / '*.parquet')})"
+        files = ", ".join(_quoted(file) for file in sorted(rows.glob("*.parquet")))
+        source = f"read_parquet([{files}], hive_partitioning = false)"
         if without is not None:
-            source += f" WHERE row NOT IN (SELECT row FROM read_parquet({_quoted(without)}))"
+            source += f" WHERE row NOT IN (SELECT row FROM read_parquet({_quoted(without)}, hive_partitioning = false))"
         self._copy(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {', '.join(by)}", out, "sort")
 
     def sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
         name = _id_column(parts[0][0]) if parts else "row"
         pieces = [
             f"SELECT {name} AS id, file_row_number + {first} AS place FROM "
-            f"read_parquet({_quoted(part)}, file_row_number = true)"
+            f"read_parquet({_quoted(part)}, file_row_number = true, hive_partitioning = false)"
             for part, first in parts
         ]
         self._copy(f"SELECT * FROM ({' UNION ALL '.join(pieces)}) ORDER BY id, place", out, "sort ids")
@@ -86,7 +87,10 @@ def _run(
 
 
 def _id_column(part: Path) -> str:
-    names = [row[0] for row in duckdb.execute(f"DESCRIBE FROM read_parquet({_quoted(part)})").fetchall()]
+    names = [
+        row[0]
+        for row in duckdb.execute(f"DESCRIBE FROM read_parquet({_quoted(part)}, hive_partitioning = false)").fetchall()
+    ]
     return "id" if "id" in names else "row"
 
 

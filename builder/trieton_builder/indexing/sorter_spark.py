@@ -5,6 +5,7 @@ index, which is one file: its memory stays bounded, its disks and one of its cor
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +71,7 @@ class SparkEngine:
         if not parts:
             out.mkdir()
             return
-        files = self._session.read.parquet(*(_uri(part) for part, _ in parts))
+        files = self._read(*(part for part, _ in parts))
         column = "id" if "id" in files.columns else "row"
         # The place of a row is the first place of its file plus its number there: a join with a table of a few rows.
         firsts = self._session.createDataFrame([(part.name, first) for part, first in parts], "file string, first long")
@@ -84,18 +85,24 @@ class SparkEngine:
         )
         self._write(placed.sort("id", "place"), out)
 
-    def _read(self, path: Path) -> "DataFrame":
-        return self._session.read.parquet(_uri(path))
+    def _read(self, *paths: Path) -> "DataFrame":
+        return self._session.read.parquet(*(_pattern(path) for path in paths))
 
     def _write(self, frame: "DataFrame", out: Path) -> None:
         try:
-            frame.write.option("compression", "uncompressed").parquet(_uri(out))
+            frame.write.option("compression", "uncompressed").parquet(_place(out))
         except Exception as error:
             raise OSError(f"sorting with Spark failed: {str(error).splitlines()[0]}") from None
 
 
-def _uri(path: Path) -> str:
-    return path.absolute().as_uri()
+def _place(path: Path) -> str:
+    # No URI: Hadoop takes what stands there as it is, and would look for a folder named %20.
+    return f"file:{path.absolute()}"
+
+
+def _pattern(path: Path) -> str:
+    """What matches this path and no other; every path that is read is a pattern."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", _place(path))
 
 
 def _submitted() -> bool:
