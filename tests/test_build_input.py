@@ -104,7 +104,7 @@ def test_csv_and_json_in_the_forms_people_have(tmp_path: Path) -> None:
 
 def test_text_ids_are_declared_where_files_have_no_types(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("item_id,code_0,code_1,code_2\n007,1,2,3\nB0X,1,2,4\n")
-    with pytest.raises(CatalogError, match=r"a\.csv: column 'item_id': row 1: expected an integer item id of 64 bits"):
+    with pytest.raises(CatalogError, match=r"a\.csv: column 'item_id': row 0: expected an integer item id .*'007'"):
         build(tmp_path / "a.csv", tmp_path / "o")
     index = build(tmp_path / "a.csv", tmp_path / "o", text_ids=True)
     assert index.catalog.ids(np.arange(2)).tolist() == ["007", "B0X"]

@@ -9,14 +9,12 @@ from trieton.index.catalog import MAX_ID_BYTES
 from trieton.retriever.spec import TokenMap
 
 from trieton_builder.catalogue.code_text import CodeText
+from trieton_builder.catalogue.faults import CatalogError, fault
 from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.catalogue.set_lists import LISTS, add_names, as_lists, numbered
 
 NO_ITEM = -1  # pads the ids of an answer
 TRUE, FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
-
-
-class CatalogError(ValueError):
-    """A catalogue file that cannot be used: names the file, and column and row where they are known."""
 
 
 @dataclass(frozen=True)
@@ -348,59 +346,21 @@ def says_true_or_false(series: pl.Series) -> bool:
     return series.dtype == pl.Boolean
 
 
-def set_members(part: pl.DataFrame, file: Path, row: int, columns: Columns) -> set[str]:
-    """Names in the column of set names."""
-    lists = _name_lists(part, file, row, columns)
-    return set(lists.explode().drop_nulls().unique().to_list())
+def add_set_names(known: set[str], part: pl.DataFrame, file: Path, row: int, columns: Columns) -> int:
+    """Add the names in the column of set names to `known`; returns how many memberships they make."""
+    lists = as_lists(part[columns.set_names or ""], columns.set_separator, file, row)
+    return add_names(known, lists, file, row)
 
 
 def read_sets(
     part: pl.DataFrame, file: Path, row: int, columns: Columns, names: tuple[str, ...]
-) -> dict[str, np.ndarray]:
-    """bool [n] per named set."""
-    masks: dict[str, np.ndarray] = {}
-    for name in columns.set_columns:
-        masks[name] = as_booleans(part[name], file, row).to_numpy()
+) -> dict[str, pl.Series]:
+    """The sets of a batch: `set{number}` Boolean per column of booleans, and `sets` List(Int32) of the listed ones."""
+    number = {name: i for i, name in enumerate(names)}
+    held = {f"set{number[name]}": as_booleans(part[name], file, row) for name in columns.set_columns}
     if columns.set_names is not None:
-        lists = _name_lists(part, file, row, columns)
-        owners = np.repeat(np.arange(len(part)), lists.list.len().to_numpy())
-        members = lists.explode(empty_as_null=False).to_list() if len(owners) else []
-        listed = [name for name in names if name not in masks]
-        number = {name: i for i, name in enumerate(listed)}
-        table = np.zeros((len(listed), len(part)), np.bool_)
-        kept = [(number[name], owner) for name, owner in zip(members, owners.tolist(), strict=True) if name in number]
-        if kept:
-            table[tuple(np.array(kept).T)] = True
-        masks |= dict(zip(listed, table, strict=True))
-    return masks
-
-
-def _name_lists(part: pl.DataFrame, file: Path, row: int, columns: Columns) -> pl.Series:
-    return name_lists(part[columns.set_names or ""], file, row, columns.set_separator)
-
-
-def name_lists(series: pl.Series, file: Path, row: int, separator: str) -> pl.Series:
-    """List(String) without nulls from lists of set names, or from text with separators; empty text means no set.
-
-    Raises:
-        CatalogError: another type, or a name that is missing or empty.
-    """
-    if series.dtype == pl.String:
-        said = series.fill_null("").str.strip_chars()
-        lists = said.str.split(separator).list.eval(pl.element().str.strip_chars())
-        lists = lists.zip_with(said != "", pl.Series([[]], dtype=lists.dtype))
-    elif holds_nothing(series.dtype) or (
-        isinstance(series.dtype, pl.List) and series.dtype.inner in (pl.String, pl.Categorical, pl.Enum)
-    ):
-        lists = series.cast(pl.List(pl.String)).fill_null(pl.Series([[]], dtype=pl.List(pl.String)))
-    else:
-        raise CatalogError(f"{file}: column {series.name!r}: expected text or lists of text, got {series.dtype}")
-    names = lists.list.eval(pl.element().is_null() | (pl.element().str.strip_chars() == "")).list.any()
-    if names.any():
-        at = int(names.arg_max() or 0)
-        got = f"{series[at] if series.dtype == pl.String else series[at].to_list()!r}"[:200]
-        raise fault(file, series.name, row + at, f"a set name is missing or empty in {got}")
-    return lists
+        held[LISTS] = numbered(as_lists(part[columns.set_names], columns.set_separator, file, row), names, file)
+    return held
 
 
 def what_there_is(file: Path, schema: pl.Schema, name: str) -> str:
@@ -413,8 +373,3 @@ def what_there_is(file: Path, schema: pl.Schema, name: str) -> str:
     if separator:
         return f"the file has {there}; it is separated by {separator!r}, expected commas"
     return f"the file has {there}"
-
-
-def fault(file: Path, column: str, row: int, what: str) -> CatalogError:
-    """What is wrong with one row of a column."""
-    return CatalogError(f"{file}: column {column!r}: row {row}: {what}")

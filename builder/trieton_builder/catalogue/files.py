@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from trieton_builder.catalogue.columns import CatalogError
+from trieton_builder.catalogue.faults import CatalogError
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "lines"}
 SUFFIXES[".ndjson"] = "lines"

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from trieton.index.named_sets import check_names
 from trieton.retriever.spec import TokenMap
 
 from trieton_builder.catalogue.code_text import CodeText
 from trieton_builder.catalogue.columns import (
     CatalogError,
     Columns,
+    add_set_names,
     read_codes,
     read_ids,
     read_sets,
     says_true_or_false,
-    set_members,
 )
 from trieton_builder.catalogue.keys import KeyLayout
 from trieton_builder.catalogue.tables import TableFile, open_tables
@@ -34,7 +35,8 @@ class InputBatch:
 
     Attributes:
         frame: columns `key0`, `key1`, ... (Int64, packed codes), `row` (Int64, over all files), `id` (Int64 or String;
-            absent where the rows number the items), `set0`, `set1`, ... (Boolean, by sorted name).
+            absent where the rows number the items), `set{i}` (Boolean) for each set that is a column of its own, `sets`
+            (List of Int32) for those named in lists; sets are numbered by their sorted names.
         has_short: whether a semantic ID is shorter than the number of levels.
         id_bytes: UTF-8 bytes of the longest text id.
     """
@@ -60,6 +62,7 @@ class CatalogSource:
     layout: KeyLayout
     columns: Columns = field(default_factory=Columns)
     token_map: TokenMap | None = None
+    num_memberships: int = field(default=0, init=False)  # entries in the column of set names
     _first_rows: list[tuple[int, Path]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -124,9 +127,7 @@ class CatalogSource:
         if name is not None:
             ids, id_bytes = read_ids(part, path, row, name, text=self.text_ids, typed=file.is_typed(name))
             data["id"] = ids
-        masks = read_sets(part, path, row, self.columns, self.set_names)
-        for number, set_name in enumerate(self.set_names):
-            data[f"set{number}"] = masks[set_name]
+        data |= read_sets(part, path, row, self.columns, self.set_names)
         short = lengths is not None and bool((lengths < self.layout.num_levels).any())
         return InputBatch(pl.DataFrame(data), short, id_bytes)
 
@@ -167,10 +168,14 @@ class CatalogSource:
             for file in self.files:
                 row = 0
                 for part in file.frames([self.columns.set_names]):
-                    found |= set_members(part, file.path, row, self.columns)
+                    self.num_memberships += add_set_names(found, part, file.path, row, self.columns)
                     row += len(part)
             for name in sorted(found & set(names)):
                 other = f"is a column and also a name in column {self.columns.set_names!r}"
                 raise CatalogError(f"{self.path}: set {name!r} {other}")
             names += found
+        try:
+            check_names(names)
+        except ValueError as error:
+            raise CatalogError(f"{self.path}: {error}") from None
         return tuple(sorted(names))

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from trieton_builder.catalogue.columns import CatalogError, fault, holds_nothing, read_ids, what_there_is
+from trieton_builder.catalogue.columns import holds_nothing, read_ids, what_there_is
+from trieton_builder.catalogue.faults import CatalogError, fault
 from trieton_builder.catalogue.files import FoundFile, find_files, kind_of
 
 BATCH_ROWS = 1 << 18

@@ -13,11 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 from trieton.index.catalog import encode_item_ids
+from trieton.index.named_sets import check_names
 from trieton.index.static_index import StaticIndex
 
 from trieton_builder.catalogue.columns import NO_ITEM
 from trieton_builder.catalogue.keys import KeyLayout
 from trieton_builder.indexing.emit import MemoryTensors, TensorSink, emit_order, emit_trie
+from trieton_builder.indexing.row_sets import RowSets
 from trieton_builder.indexing.sorted_rows import MemoryRows, SortedRows, number_row
 from trieton_builder.indexing.survey import Progress, Survey, survey_rows
 
@@ -60,7 +62,7 @@ def build_index(
     masks = _checked_sets(sets, len(codes))
     keys = _checked_keys(codes, lengths, layout)
     has_end = lengths is not None and bool((lengths < layout.num_levels).any())
-    rows = MemoryRows(layout, has_end, keys, ids, masks)
+    rows = MemoryRows(layout, has_end, keys, ids, RowSets.of_masks(masks))
 
     index, dropped = write_index(rows, MemoryTensors, MemoryTensors.index, drop_repeats=drop_repeats)
     if dropped:
@@ -208,4 +210,8 @@ def _checked_sets(sets: Mapping[str, np.ndarray] | None, num_rows: int) -> dict[
         if mask.dtype != np.bool_ or mask.shape != (num_rows,):
             raise ValueError(f"sets: {name!r}: expected bool [{num_rows}], got {mask.dtype} {mask.shape}")
         masks[name] = mask
+    try:
+        check_names(masks)
+    except ValueError as error:
+        raise ValueError(f"sets: {error}") from None
     return masks
