@@ -1,5 +1,6 @@
 """From a catalogue on disk to an index file, within a memory budget, with any of the three sorting engines."""
 
+import glob
 import os
 import shutil
 import socket
@@ -202,7 +203,7 @@ def _read(source: CatalogSource, progress: Progress | None) -> Iterator[InputBat
 def work_folder(parent: Path, name: str) -> Iterator[Path]:
     """A hidden folder that goes away however the build ends; what a killed build left there goes first."""
     prefix = f".{name}.building-{socket.gethostname()}-"  # the host, because other machines may share the storage
-    for left in parent.glob(f"{prefix}*"):
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
         number = left.name.removeprefix(prefix).split("-")[0]
         if not psutil.pid_exists(int(number)):
             shutil.rmtree(left, ignore_errors=True)

@@ -54,7 +54,7 @@ def interruptible(
 def _end(ended: threading.Event, cancel: Callable[[], object] | None) -> None:
     latest = time.monotonic() + PATIENCE
     while cancel and not ended.is_set() and time.monotonic() < latest:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(Exception, KeyboardInterrupt):  # also what has just ended and cannot be cancelled
             cancel()
             ended.wait(_STEP / 2)
     if not ended.is_set():

@@ -25,16 +25,16 @@ class DuckDbEngine:
         self._progress = progress
 
     def sort_rows(self, rows: Path, out: Path, columns: list[str], by: list[str], without: Path | None) -> None:
-        source = f"read_parquet({_quoted(_pattern(rows) + '/*.parquet')})"
+        source = _table(_pattern(rows) + "/*.parquet")
         if without is not None:
-            source += f" WHERE row NOT IN (SELECT row FROM read_parquet({_quoted(_pattern(without))}))"
+            source += f" WHERE row NOT IN (SELECT row FROM {_table(_pattern(without))})"
         self._copy(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {', '.join(by)}", out, "sort")
 
     def sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
         name = _id_column(parts[0][0]) if parts else "row"
         pieces = [
-            f"SELECT {name} AS id, file_row_number + {first} AS place FROM "
-            f"read_parquet({_quoted(_pattern(part))}, file_row_number = true)"
+            f"SELECT {name} AS id, file_row_number + {first} AS place "
+            f"FROM {_table(_pattern(part), 'file_row_number = true')}"
             for part, first in parts
         ]
         self._copy(f"SELECT * FROM ({' UNION ALL '.join(pieces)}) ORDER BY id, place", out, "sort ids")
@@ -44,7 +44,9 @@ class DuckDbEngine:
         target = _quoted(out / "part-0.parquet")
         # Uncompressed: it is read once, soon, and the disk is not the bottleneck.
         statement = f"COPY ({query}) TO {target} (FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE 262144)"
-        _run(duckdb.connect(config=self._settings), statement, stage, self._progress)
+        connection = duckdb.connect(config=self._settings)
+        connection.execute("SET enable_progress_bar_print = false")  # in a notebook it would print one of its own
+        _run(connection, statement, stage, self._progress)
 
 
 def _run(
@@ -81,8 +83,13 @@ def _run(
 
 
 def _id_column(part: Path) -> str:
-    names = [row[0] for row in duckdb.execute(f"DESCRIBE FROM read_parquet({_quoted(_pattern(part))})").fetchall()]
+    names = [row[0] for row in duckdb.execute(f"DESCRIBE FROM {_table(_pattern(part))}").fetchall()]
     return "id" if "id" in names else "row"
+
+
+def _table(pattern: str, *options: str) -> str:
+    """Parquet files as a table. A folder named `year=2024` above them is no column."""
+    return f"read_parquet({', '.join((_quoted(pattern), 'hive_partitioning = false', *options))})"
 
 
 def _pattern(path: Path) -> str:
