@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from trieton.index.named_sets import check_names
+from trieton.index.named_sets import check_set_names
 from trieton.retriever.spec import TokenMap
 
 from trieton_builder.catalogue.code_text import CodeText
@@ -175,7 +175,7 @@ class CatalogSource:
                 raise CatalogError(f"{self.path}: set {name!r} {other}")
             names += found
         try:
-            check_names(names)
+            check_set_names(names)
         except ValueError as error:
             raise CatalogError(f"{self.path}: {error}") from None
         return tuple(sorted(names))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from trieton.index.catalog import encode_item_ids
-from trieton.index.named_sets import check_names
+from trieton.index.named_sets import check_set_names
 from trieton.index.static_index import StaticIndex
 
 from trieton_builder.catalogue.columns import NO_ITEM
@@ -211,7 +211,7 @@ def _checked_sets(sets: Mapping[str, np.ndarray] | None, num_rows: int) -> dict[
             raise ValueError(f"sets: {name!r}: expected bool [{num_rows}], got {mask.dtype} {mask.shape}")
         masks[name] = mask
     try:
-        check_names(masks)
+        check_set_names(masks)
     except ValueError as error:
         raise ValueError(f"sets: {error}") from None
     return masks

@@ -29,7 +29,7 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-def check_names(names: Collection[str]) -> None:
+def check_set_names(names: Collection[str]) -> None:
     """Refuse names of sets that one version cannot have, or cannot have together.
 
     Raises:
