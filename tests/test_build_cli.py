@@ -256,7 +256,7 @@ def test_without_a_collision_the_last_level_stays_and_is_explained(tmp_path: Pat
     result = run(*arguments, "--seed", 10**20)
     assert (result.exit_code, result.stderr.startswith("trieton: seed: expected 0 to")) == (1, True)
     result = run(*arguments, "--vector-column", "v")
-    assert result.stderr == "trieton: --vector-column: goes with Parquet\n"
+    assert result.stderr == "trieton: --vector-column: goes with a table\n"
     arguments[3] = tmp_path / "a.txt"
     assert "expected a name that ends in .parquet, .csv, .jsonl" in run(*arguments).stderr
     assert sorted(os.listdir(tmp_path)) == ["a.csv", "v.npy"]
@@ -288,7 +288,7 @@ def test_bad_vectors_are_one_line_and_write_nothing(
     ("columns", "message"),
     [
         ({"item_id": [1, 2]}, "column 'vector': missing"),
-        ({"vector": [[1.0, 2.0], [1.0]], "item_id": [1, 2]}, "row 1: expected 2 numbers as in row 0, got 1"),
+        ({"vector": [[1.0, 2.0], [1.0]], "item_id": [1, 2]}, "row 1: expected 2 numbers as in the first row, got 1"),
         ({"vector": [[1.0, None], [1.0, 2.0]], "item_id": [1, 2]}, "row 0: a number is missing"),
         ({"vector": [[1.0], None], "item_id": [1, 2]}, "row 1: nothing there"),
         ({"vector": ["a", "b"], "item_id": [1, 2]}, "expected lists of floats"),
