@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.console import PlainConsole
 
 if TYPE_CHECKING:
     from trieton_builder.report.inspection import IndexStats
@@ -100,7 +101,8 @@ def _print_whole(table: Table) -> None:
     for column in table.columns:
         column.no_wrap = True
     wide = out.options.update(max_width=_WIDEST)
-    out.print(table, width=max(out.width, out.measure(table, options=wide).maximum), crop=False, soft_wrap=True)
+    width = max(out.width, out.measure(table, options=wide).maximum)
+    PlainConsole(file=out.file, width=width).print(table, crop=False)
 
 
 def _levels(stats: "IndexStats") -> Table:
