@@ -1,6 +1,5 @@
 """Every kernel returns what brute force returns, bit for bit, over many small odd catalogues."""
 
-import os
 from unittest.mock import patch
 
 import ml_dtypes
@@ -15,7 +14,8 @@ from trieton.search.beam import beam_search
 from trieton.search.kernels import NORMALISE, cpu
 from trieton_builder.indexing.trie import build_index
 
-SIZES = (1, 2, 3, 31, 257, 2049)
+SIZES = (1, 2, 3, 31, 257) if INTERPRETED else (1, 2, 3, 31, 257, 2049)
+WIDTHS = (1, 2, 5, 12) if INTERPRETED else (1, 2, 5, 17, 70, 300)  # each beam is a program, one after the other
 
 
 class RoughModel(oracle.ToyModel):
@@ -74,7 +74,7 @@ def searches(draw):
     lengths = rng.integers(1, len(sizes) + 1, num_items) if draw(st.booleans()) else None
     index = build_index(codes, codebook_sizes=sizes, lengths=lengths)
     batch = draw(st.integers(1, 3))
-    widths = [draw(st.sampled_from([1, 2, 5, 17, 70, 300])) for _ in range(batch)]
+    widths = [draw(st.sampled_from(WIDTHS)) for _ in range(batch)]
     forms = [draw(st.sampled_from([None, "bits", "dead", "bits and dead", "alive"])) for _ in range(batch)]
     masks = [rng.random(index.num_leaves) < draw(st.sampled_from([0.02, 0.5, 0.95])) for _ in range(batch)]
     roughness = [draw(st.sampled_from(["plain", "ties", "flat", "holes"])) for _ in range(batch)]
@@ -83,7 +83,7 @@ def searches(draw):
     return index, widths, forms, masks, roughness, normalise, draw(st.sampled_from(sorted(FINISH))), parallel, seed
 
 
-@settings(max_examples=max(EXAMPLES, 25 if INTERPRETED else int(os.environ.get("TMPEX","300"))), deadline=None)
+@settings(max_examples=max(EXAMPLES, 12 if INTERPRETED else 200), deadline=None)
 @given(searches())
 def test_every_kernel_equals_brute_force_over_odd_catalogues(search):
     index, widths, forms, masks, roughness, normalise, finish, parallel, seed = search
@@ -123,9 +123,9 @@ def test_every_kernel_equals_brute_force_over_odd_catalogues(search):
 
 @settings(max_examples=max(EXAMPLES, 3 if INTERPRETED else 40), deadline=None)
 @given(
-    width=st.sampled_from([*SIZES, 64, 128, 2048, 5000]),
+    width=st.sampled_from([*SIZES, 64, 128] if INTERPRETED else [*SIZES, 64, 128, 2048, 5000]),
     batch=st.integers(1, 3),
-    beam=st.sampled_from([3, 70]),
+    beam=st.sampled_from([3, 7] if INTERPRETED else [3, 70]),
     fill=st.sampled_from([0.3, 0.9, 1.0]),
     scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1e4]),
     seed=st.integers(0, 2**20),
@@ -201,7 +201,7 @@ def test_the_reference_counts_every_child_that_is_allowed_and_no_kernel_counts_m
             beam_search(
                 Stepper(models, index), index, batch_size=3, beam_width=widths, constraints=planes, kernel=kernel
             ).ranked
-            for kernel in KERNELS
+            for kernel in ("torch", "cpu")
         ]
         for b, (model, mask, width) in enumerate(zip(models, masks, widths, strict=True)):
             allowed = [leaf for leaf, true in zip(leaves, mask, strict=True) if true]

@@ -25,7 +25,7 @@ from trieton.search.searcher import Answer, Limits, Query, QueryError, Searcher 
 from trieton.serving.metrics import Reporter  # noqa: E402
 
 LOWEST = np.finfo(np.float32).min  # padding of scores: JSON knows neither NaN nor infinity
-PARAMETERS = ("num_results", "beam_width", "constraint")
+PARAMETERS = ("num_results", "beam_width", "constraint", "normalise")
 ID_TENSORS = ("history", "include_items", "exclude_items", "item_ids")
 # Names, because the stub fills pb_utils only after it has imported the model.
 KINDS = {"invalid": "INVALID_ARG", "cancelled": "CANCELLED", "failed": "INTERNAL"}
@@ -130,6 +130,7 @@ class TritonPythonModel:
             "num_results": parameters.get("num_results"),
             "beam_width": parameters.get("beam_width"),
             "constraint": constraint,
+            "normalise": parameters.get("normalise", "vocabulary"),
         }
         return [
             Query(
