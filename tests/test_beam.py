@@ -2,11 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import numpy as np
 import oracle
 import pytest
 import torch
-from searching import INTERPRETED, KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
+from searching import KERNELS, Stepper, assert_same, leaf_tuples, plane_of, rows_of
 from trieton.constraint.compile import compile_constraint
 from trieton.search.beam import beam_search
 from trieton.search.kernels import cpu
@@ -356,7 +357,7 @@ def test_searches_of_several_threads_do_not_disturb_each_other(work, monkeypatch
     models = [oracle.ToyModel(sizes, seed) for seed in range(6)]
     alone = [search(model, index, "cpu", 20) for model in models]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda model: search(model, index, "cpu", 20), [*models, *models]))
+        together = list(pool.map(lambda model: search(model, index, "cpu", 20, threads=2), [*models, *models]))
     for got, want in zip(together, [*alone, *alone], strict=True):
         assert_same(got, want)
 
@@ -367,8 +368,7 @@ def test_widths_and_batches_of_every_shape_share_the_threads_alike(monkeypatch):
     models = [oracle.ToyModel(sizes, seed) for seed in range(9)]
     alone = [search(model, index, "cpu", 7) for model in models]
     monkeypatch.setattr(cpu, "PARALLEL_WORK", 0)
-    for threads in (1, 2, 4):
-        monkeypatch.setattr(cpu, "THREADS", threads)
+    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
         for batch in range(1, 10):
-            result = search(models[:batch], index, "cpu", 7)
+            result = search(models[:batch], index, "cpu", 7, threads=threads)
             assert [rows_of(result, b, index) for b in range(batch)] == [rows_of(r, 0, index) for r in alone[:batch]]
