@@ -59,7 +59,9 @@ def beam_search(
             continue  # it fills up with what it was told is impossible where fewer than `width` exist
         score = np.float32(0)
         for level, token in enumerate(tokens):  # scored afresh, without any cache
-            logits = reference_logits(model, torch.from_numpy(prompt), torch.tensor([tokens[:level]], dtype=torch.int64))[0]
+            logits = reference_logits(
+                model, torch.from_numpy(prompt), torch.tensor([tokens[:level]], dtype=torch.int64)
+            )[0]
             over = {
                 "vocabulary": np.arange(len(logits)),
                 "level": token_map.columns[level],

@@ -59,22 +59,20 @@ def retriever(make_tiny_retriever):
 
 
 @pytest.mark.case("W38")
-@pytest.mark.parametrize("width", [3, 10])
+@pytest.mark.parametrize("width", [3, 10, 200])
 def test_ids_of_different_lengths_are_found_at_least_as_well_as_hugging_face_finds_them(retriever, model, width):
-    better = 0
-    for seed in range(6):
+    """It drops what ends outside of the best `width` of all candidates, so our lists may only be better."""
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         codes, lengths = varied(rng)
         index = build_index(np.maximum(codes, 0), codebook_sizes=SIZES, lengths=lengths)
         prompt = rng.integers(0, VOCAB_SIZE, 20)
         ours = beam_search(retriever.start([prompt]), index, batch_size=1, beam_width=width)
         theirs, scores = hugging_face.beam_search(model, prompt, codes, retriever.spec.token_map, width)
-        assert len(theirs) <= ours.num_valid[0] == width
+        assert 0 < len(theirs) <= ours.num_valid[0] == min(width, len(codes))
         assert (ours.scores[0, : len(scores)] >= scores - 1e-4).all()
-        if [tuple(row) for row in ours.codes[0].tolist()] != theirs:
-            better += 1
-            assert ours.scores[0].sum() >= scores.sum() - 1e-4
-    assert better <= 2, "most lists are the same"
+        if width > len(codes):  # nothing is lost on either side
+            assert [tuple(row) for row in ours.codes[0, : len(codes)].tolist()] == theirs
 
 
 @pytest.mark.case("W40")
@@ -149,7 +147,9 @@ def test_no_level_is_decoded_when_nothing_lives(kernel, make_tiny_retriever, mon
     assert len(calls) == lengths[:50].max() <= 7
     calls.clear()
     nothing = compile_constraint(index, include=[])
-    result = beam_search(retriever.start(prompt), index, batch_size=1, beam_width=5, constraints=[nothing], kernel=kernel)
+    result = beam_search(
+        retriever.start(prompt), index, batch_size=1, beam_width=5, constraints=[nothing], kernel=kernel
+    )
     assert result.num_valid[0] == 0
     if kernel != "gpu":
         assert not calls
@@ -163,7 +163,9 @@ def test_a_plane_of_another_index_is_refused_in_every_form():
     sizes = (8, 8)
     rng = np.random.default_rng(0)
     index, other = (build_index(rng.integers(0, 8, (n, 2)), codebook_sizes=sizes) for n in (20, 60))
-    twin = build_index(np.stack([index.leaf_codes(np.arange(index.num_leaves))[:, i] for i in (0, 1)], 1), codebook_sizes=sizes)
+    twin = build_index(
+        np.stack([index.leaf_codes(np.arange(index.num_leaves))[:, i] for i in (0, 1)], 1), codebook_sizes=sizes
+    )
     last = np.arange(other.num_leaves) == other.num_leaves - 1
     wrong = [plane_of(other, last, form) for form in ("bits", "alive")] + [plane_of(other, ~last, "dead")]
     wrong += [compile_constraint(other, include=[0]), compile_constraint(twin, include=[0]), compile_constraint(twin)]

@@ -97,7 +97,9 @@ def test_a_mixed_batch_equals_filtering_the_catalogue_first(shop: Shop, kernel: 
         assert got == want
         assert result.bound[request] == bound
         if result.certified[request]:
-            assert sorted(score for _, score in got) == sorted(s for _, s in oracle.top(model, left, len(got), ends=model.ends))
+            assert sorted(score for _, score in got) == sorted(
+                s for _, s in oracle.top(model, left, len(got), ends=model.ends)
+            )
         for leaf, (codes, _) in zip(result.leaves[request], got, strict=False):
             positions = np.arange(*index.catalog.span(int(leaf)))
             kept = positions if plane is None else positions[plane.allows(positions)]

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
 from tiny_retriever import VOCAB_SIZE
 from trieton.bundle import Bundle
-from trieton.search.searcher import DECODE_BYTES, PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
+from trieton.search.searcher import (
+    DECODE_BYTES,
+    PADDING_TOKENS,
+    Answer,
+    Limits,
+    Prepared,
+    Query,
+    QueryError,
+    Searcher,
+    _groups,
+)
 from trieton.search.watch import CHECK_SECONDS
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
@@ -382,7 +392,9 @@ def test_a_batch_that_is_decoded_in_parts_gives_the_answers_of_the_whole(tiny_bu
         sizes: list[int] = []
         decode = searcher.retriever.engine.decode
         monkeypatch.setattr(
-            searcher.retriever.engine, "decode", lambda s, ids, *a, d=decode, n=sizes: n.append(len(ids)) or d(s, ids, *a)
+            searcher.retriever.engine,
+            "decode",
+            lambda s, ids, *a, d=decode, n=sizes: n.append(len(ids)) or d(s, ids, *a),
         )
         for got, want in zip(searcher.search(asked), whole, strict=True):
             assert got.item_ids.tolist() == want.item_ids.tolist()

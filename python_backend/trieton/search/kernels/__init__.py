@@ -22,14 +22,14 @@ The step, in the words every kernel follows (M = the largest width, M' = 1 at le
         allowed:    the candidates of this beam
     log_p[b, m, c] = min(0, x - log_z); -inf where x or log_z is -inf
     candidates of request b: children (m, c) of live beams that are in the trie and in the plane
-    ended[b]: of all candidates until now that are whole semantic IDs, those with the end code and at the last level all,
+    ended[b]: of all candidates until now that are whole semantic IDs (those with the end code; at the last level all)
         the best widths[b] by (score descending, level ascending, m ascending, c ascending)
     least[b]: the score of the last of ended[b] where they are widths[b], else -inf
     new beams of request b: of the other candidates with score[b, m] + log_p > least[b]
         the best widths[b] by (score[b, m] + log_p descending, m ascending, c ascending)
 
-The result is `ended` behind the last level. So a semantic ID that has ended takes no place from a living beam, and a beam
-that can no longer beat widths[b] of them dies: what it leads to has no larger score.
+The result is `ended` behind the last level. So a semantic ID that has ended takes no place from a living beam, and a
+beam that can no longer beat widths[b] of them dies: what it leads to has no larger score.
 
 All of it in float32, so that kernels agree bit for bit. A candidate of score -inf does not exist. NaN or +inf in the
 row of a live beam, or in a log_z handed over with it, fails the whole request: all its beams die, and it has no result.
@@ -57,7 +57,7 @@ class Beams:
         codes: int32 [B, M, L], -1 behind the end of a short semantic ID and in unused rows.
         leaves: int64 [B, M], -1 in unused rows.
         bound: float32 [B], the highest score that found no room among the beams of a level, -inf where all found some.
-            What died because enough had ended with a better score does not count: it could not have come into the result.
+            What died because enough had ended with a better score does not count: the result had no room for it.
         failed: int32 [B], the level whose logits held NaN or +inf, -1 where none did.
         ranked: int64 [B], candidates that had to be ranked, over all levels: those that the scores of better ones had
             not already ruled out when the kernel came to them. None from a kernel that does not count.

@@ -8,7 +8,7 @@ made order-preserving, and in the low half the number m * S + offset of the cand
 of the level has more than S children. So both launches rank plain integers, ties come out as in every other kernel, and
 a key alone leads back to its parent and its edge.
 
-What has ended is a list of keys of its own, whose low half is the number level * M + m of the beam that took the end code.
+What has ended is a list of keys of its own, whose low half is the number level * M + m of the beam that it ended.
 
 Level 0 reads nothing of an earlier search, so replaying a captured loop over the levels is a new search.
 """
@@ -26,7 +26,7 @@ import triton.language as tl
 from trieton.constraint.plane import Plane
 from trieton.index.static_index import StaticIndex
 from trieton.search.kernels import ALLOWED, LEVEL, Beams
-from trieton.search.kernels.arrays import NO_END, as_tensor
+from trieton.search.kernels.arrays import as_tensor
 
 MAX_SORT = 1024  # keys that one program sorts at a time, unless the beam itself is wider
 MAX_BEAM = 2047  # a program ranks one more than the beam in its registers; more would not fit
@@ -93,7 +93,9 @@ def _allowed(plane, edge, ask):
 
 
 @triton.jit
-def _children(codes, code_mask, first, last, start, plane, TAIL: tl.constexpr, PLANES: tl.constexpr, SORT: tl.constexpr):
+def _children(
+    codes, code_mask, first, last, start, plane, TAIL: tl.constexpr, PLANES: tl.constexpr, SORT: tl.constexpr
+):
     """(offset, code, whether it is an allowed child) of a block of the edges, or leaves, first .. last."""
     offset = start + tl.arange(0, SORT).to(tl.int64)
     edge = first + offset
@@ -197,7 +199,7 @@ def _rank_children(
             given = tl.load(given_z + row)
             wrong = wrong | ((given < float("inf")) == 0).to(tl.int32)
             log_z = tl.where(mode == 0, given, log_z)
-        if MODES:
+        if MODES:  # noqa: SIM102  (decided when it is compiled, the next one when it runs)
             if mode == OVER_CHILDREN:
                 log_z = _log_normaliser_of_children(
                     x_row, stride_v, codes, code_mask, first, last, plane, TAIL, PLANES, SORT
@@ -208,7 +210,9 @@ def _rank_children(
     if ENDS:
         # The end code is the largest of a level, so the child that ends is the last, and one leaf.
         edge = last - 1
-        ends = (first < last) & ((tl.load(codes + edge, mask=first < last, other=0).to(tl.int64) & code_mask) == end_code)
+        ends = (first < last) & (
+            (tl.load(codes + edge, mask=first < last, other=0).to(tl.int64) & code_mask) == end_code
+        )
         x = tl.load(x_row + end_code * stride_v, mask=ends, other=float("-inf")).to(tl.float32)
         child = total + tl.minimum(x - log_z, 0.0)
         key = (_order(child).to(tl.int64) << 32) | (LOW - (level.to(tl.int64) * M + m))
@@ -363,9 +367,7 @@ class Search:
         self.end_keys = torch.empty((batch, width if some else 1), dtype=torch.int64, device=device)
         self.end_edges = torch.zeros((levels if some else 1, batch, width), dtype=torch.int64, device=device)
 
-    def restart(
-        self, widths: np.ndarray, planes: Sequence[Plane | None], normalise: np.ndarray | None = None
-    ) -> None:
+    def restart(self, widths: np.ndarray, planes: Sequence[Plane | None], normalise: np.ndarray | None = None) -> None:
         """Make it the search of other requests: as many, none wider, in the same memory."""
         self.kept_alive = [_plane_on_device(plane, self.index, self.held.device) for plane in planes]
         _send(torch.from_numpy(widths.astype(np.int64)), self.widths)
