@@ -92,6 +92,37 @@ def test_more_children_than_one_block_sorts_are_merged(device_index, monkeypatch
     compare(index, device_index(index), [oracle.ToyModel(sizes)], [9], planes)
 
 
+@pytest.mark.case("W39")
+@pytest.mark.parametrize(("beam", "children"), [(512, 2048), (600, 1500), (1100, 3000)])
+def test_a_wide_beam_over_many_children_keeps_the_best_of_every_block(beam, children, device_index):
+    index = build_index(np.arange(children)[:, None], codebook_sizes=(children,))
+    mask = np.random.default_rng(beam).random(children) < 0.9
+    planes = [plane_of(index, mask, "bits")]
+    compare(index, device_index(index), [oracle.ToyModel((children,))], [beam], planes)
+
+
+@pytest.mark.case("W39")
+@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("beam", [3, 4, 7, 8, 15, 16])
+def test_beams_children_and_blocks_around_powers_of_two(beam, block, device_index, monkeypatch):
+    from trieton.search.kernels import gpu
+
+    monkeypatch.setattr(gpu, "MAX_SORT", block)
+    for children in (block - 1, block, block + 1, 2 * block, 2 * block + 1, 4 * block + 3):
+        codes = np.stack(np.meshgrid(np.arange(2), np.arange(children), indexing="ij"), -1).reshape(-1, 2)
+        index = build_index(codes, codebook_sizes=(2, children))
+        compare(index, device_index(index), [oracle.ToyModel((2, children), seed=children)], [beam])
+
+
+@pytest.mark.case("W39")
+def test_a_beam_wider_than_the_kernel_is_made_for_is_refused_by_name(device_index):
+    from trieton.search.kernels.gpu import MAX_BEAM
+
+    index = device_index(build_index(np.arange(4)[:, None], codebook_sizes=(4,)))
+    with pytest.raises(ValueError, match=f"beam_width: the gpu kernel takes at most {MAX_BEAM}, got {MAX_BEAM + 1}"):
+        beam_search(lambda *_: None, index, batch_size=1, beam_width=MAX_BEAM + 1, kernel="gpu")
+
+
 @pytest.mark.parametrize("form", ["bits", "alive"])
 def test_a_long_run_of_leaves_is_one_child_and_lives_with_any_of_them(form, device_index):
     leaf = np.arange(100)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trieton.search.beam import checked_normalise
 from trieton.search.kernels.arrays import as_tensor
 from trieton.search.kernels.reference import Search
 from trieton.search.searcher import Answer, Query, QueryError, Searcher
@@ -90,11 +91,14 @@ def explain(searcher: Searcher, query: Query, *, examples: int = 5) -> Explanati
     prepared = searcher.prepare(query)
     index = searcher.index
     session = searcher.retriever.start([prepared.prompt])
-    search = _Traced(index, np.array([prepared.beam_width], np.int32), [prepared.plane], examples)
+    modes = checked_normalise(prepared.normalise, 1)
+    search = _Traced(index, np.array([prepared.beam_width], np.int32), [prepared.plane], modes, examples)
     codes = parents = None
     for level in range(index.num_levels):
         logits, log_z = session(level, codes, parents)
         codes, parents = search.step(level, logits, log_z)
+        if not search.lives():
+            break
     everything = np.arange(index.num_items)
     return Explanation(
         bundle_id=searcher.bundle.bundle_id,
@@ -111,8 +115,8 @@ def explain(searcher: Searcher, query: Query, *, examples: int = 5) -> Explanati
 class _Traced(Search):
     """The reference kernel for one request, looking at every candidate before it steps."""
 
-    def __init__(self, index: Any, widths: np.ndarray, planes: list, examples: int):
-        super().__init__(index, widths, planes)
+    def __init__(self, index: Any, widths: np.ndarray, planes: list, modes: np.ndarray | None, examples: int):
+        super().__init__(index, widths, planes, modes)
         self.examples = examples
         self.levels: list[LevelTrace] = []
 
@@ -128,8 +132,16 @@ class _Traced(Search):
             Beam(tuple(self.codes[0, m, : level + 1].tolist()), float(self.score[0, m]), int(parents[0, m]))
             for m in live
         ]
+        ended = self.ended.take(self.ended.level == level)  # whole semantic IDs, which need no beam
+        kept += [
+            Beam(tuple(code[: level + 1]), score, parent)
+            for code, score, parent in zip(
+                ended.codes.tolist(), ended.score.tolist(), ended.parent.tolist(), strict=True
+            )
+        ]
+        kept.sort(key=lambda beam: -beam.score)
         lost = _best({codes: score for codes, score in allowed.items() if codes not in {beam.codes for beam in kept}})
-        full = len(kept) == int(self.widths[0])
+        full = len(kept) >= int(self.widths[0])
         worst = kept[-1].score if full else -np.inf
         self.levels.append(
             LevelTrace(
@@ -146,15 +158,15 @@ class _Traced(Search):
 
     def _scored(self, level: int, logits: Any, log_z: Any | None) -> dict[Codes, float]:
         """Score of every candidate by its prefix."""
-        beam, code, _, _ = self._children(level)
-        log_p = self._log_probs(level, as_tensor(logits, self.device), log_z).flatten(0, 1)
-        step = torch.where(self.ended.flatten()[beam], 0.0, log_p[beam, code])
-        score = self.score.flatten()[beam] + step
-        prefixes = self.codes[0, beam, :level].tolist()
+        found = self._children(level)
+        logits = as_tensor(logits, self.device)
+        log_z = None if log_z is None else as_tensor(log_z, self.device)
+        score = self._scores(level, logits, log_z, found)
+        prefixes = self.codes[0, found.beam, :level].tolist()
         end = self.index.end_code(level)
         return {
             (*prefix, c if c != end else -1): s
-            for prefix, c, s in zip(prefixes, code.tolist(), score.tolist(), strict=True)
+            for prefix, c, s in zip(prefixes, found.code.tolist(), score.tolist(), strict=True)
             if s > -np.inf
         }
 

@@ -143,7 +143,7 @@ def _caches_of(index: StaticIndex) -> tuple[PlaneCache, TextCache]:
 def _expression_plane(index: StaticIndex, texts: Sequence[str]) -> Plane:
     """The plane of the items that every one of `texts` allows."""
     if not texts:
-        return Plane(bits=(None,) * _num_plane_levels(index))
+        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
     for text in texts:
         if not isinstance(text, str):
             raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
@@ -170,14 +170,14 @@ def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
     item_bits = expression.evaluate(index.sets, index.num_items)
     allowed = _count_bits(item_bits, 0, index.num_items)
     if allowed == index.num_items:
-        return Plane(bits=(None,) * _num_plane_levels(index))
+        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
     if allowed <= SMALL_SET and allowed * LISTED_EDGE_BITS * _num_plane_levels(index) <= index.num_leaves:
         return _list_plane(index, np.flatnonzero(np.unpackbits(item_bits, count=index.num_items, bitorder="little")))
     leaf_ptr = index.catalog.leaf_ptr
     bits = [item_bits if leaf_ptr is None else _lift(item_bits, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         bits.append(_lift(bits[-1], ptr))
-    return Plane(bits=tuple(reversed(bits)), item_bits=item_bits)
+    return Plane(bits=tuple(reversed(bits)), item_bits=item_bits, index=weakref.ref(index))
 
 
 # ---- lists
@@ -193,7 +193,7 @@ def _list_plane(index: StaticIndex, positions: np.ndarray) -> Plane:
     alive = [positions if leaf_ptr is None else _parents(positions, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         alive.append(_parents(alive[-1], ptr))
-    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions)
+    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions, index=weakref.ref(index))
 
 
 def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
@@ -205,7 +205,13 @@ def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
     dead = [positions if leaf_ptr is None else _dead_parents(positions, leaf_ptr, _or_empty(base.item_bits))]
     for ptr, bits in zip(reversed(_child_ptr(index)), reversed(base.bits[1:]), strict=True):
         dead.append(_dead_parents(dead[-1], ptr, _or_empty(bits)))
-    return Plane(bits=base.bits, dead=tuple(reversed(dead)), item_bits=base.item_bits, excluded=positions)
+    return Plane(
+        bits=base.bits,
+        dead=tuple(reversed(dead)),
+        item_bits=base.item_bits,
+        excluded=positions,
+        index=weakref.ref(index),
+    )
 
 
 def _or_empty(bits: np.ndarray | None) -> np.ndarray:

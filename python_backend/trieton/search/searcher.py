@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 
 from trieton.bundle import Bundle
@@ -18,6 +17,7 @@ from trieton.constraint.compile import ItemIds, constrain, find_items, precompil
 from trieton.constraint.expressions import ConstraintError, named
 from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
+from trieton.search.kernels import NORMALISE
 from trieton.search.query import Answer, Limits, Query, QueryError
 from trieton.search.watch import CANCELLED, AllCancelledError, Watch
 
@@ -29,6 +29,8 @@ __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Tot
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
 SHOWN_IDS = 5  # unknown ids that a refusal names
+# Logits of one decode. The graph needs several times as much beside them, and the engine keeps what it once had.
+DECODE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
@@ -67,6 +69,7 @@ class Prepared:
     beam_width: int
     num_unknown: int
     num_unknown_listed: int = 0
+    normalise: str = "vocabulary"
     trace: "Trace | None" = None
 
 
@@ -75,7 +78,8 @@ class Searcher:
 
     Args:
         bundle: an opened bundle.
-        threads: threads of one operator of the retriever; None takes one.
+        threads: threads of one operator of the retriever; None takes one. The step has one, always: it is a few
+            hundredths of a search, and on shared cores the wait for a second was twenty times the step.
         kernel: kernel of the constrained step, see `beam_search`.
         limits: bounds of a query.
     """
@@ -118,7 +122,7 @@ class Searcher:
                 entries[place] = error
             else:
                 accepted.append(prepared)
-        for group in _groups(accepted):
+        for group in _groups(accepted, self._most_beams()):
             self._search_group(group, cancelled, entries)
         return entries  # type: ignore[return-value]  # every place is filled by now
 
@@ -130,13 +134,16 @@ class Searcher:
         # A model that is still loading may not ask another one (engine bls): here the rest of a search is warmed, and
         # by the canary requests of a publish the way to the other models.
         search = self._search_zeros if self.retriever.spec.engine == "bls" else self.search
-        ids = index.catalog.ids(np.arange(min(index.num_items, 3)))
+        ids = index.catalog.ids(np.arange(min(index.num_items, 3, limits.max_list_items)))
         some_set = next(iter(index.sets), None)
         expression = None if some_set is None else named(some_set).text
-        widths = sorted({limits.default_beam_width, limits.max_beam_width})
+        widths = sorted({min(limits.default_beam_width, limits.max_beam_width), limits.max_beam_width})
         batches = {1, max_batch_size} | {2**n for n in range(max_batch_size.bit_length())}
-        for batch in sorted(batches):
-            for width in widths if batch in (1, max_batch_size) else widths[:1]:
+        for width in widths:
+            # A larger batch is searched in parts of this size.
+            largest = min(max_batch_size, max(1, self._most_beams() // width))
+            asked = {min(batch, largest) for batch in batches if width == widths[0] or batch in (1, max_batch_size)}
+            for batch in sorted(asked):
                 count = min(width, limits.max_num_results)
                 plain = Query(ids[:1], num_results=count, beam_width=width)
                 lists = Query(ids, num_results=count, beam_width=width, include=ids, exclude=ids[:1])
@@ -145,6 +152,13 @@ class Searcher:
                     if isinstance(entry, QueryError):
                         raise entry.__cause__ or entry
         self.totals = Totals()
+
+    def _most_beams(self) -> int:
+        """Beams, of all requests together, that are decoded at once."""
+        spec = self.retriever.spec
+        columns = spec.vocab_size if spec.normalise == "vocabulary" else max(map(len, self.retriever.columns))
+        device = "cuda" if self.index.device.startswith("cuda") else "cpu"
+        return max(1, (self.limits.decode_bytes or DECODE_BYTES[device]) // (4 * columns))
 
     def _search_zeros(self, queries: Sequence[Query]) -> list[Answer | QueryError]:
         """What a search does beside the retriever, which stands still."""
@@ -162,6 +176,7 @@ class Searcher:
             beam_width=widths,
             constraints=[query.plane for query in group],
             kernel=self.kernel,
+            normalise=[query.normalise for query in group],
         )
         return [self._answer(query, result, row) for row, query in enumerate(group)]
 
@@ -170,6 +185,8 @@ class Searcher:
     def prepare(self, query: Query, place: int = 0) -> Prepared:
         """Check one query and compile what it asks; `place` is its place in a batch. Raises QueryError."""
         num_results, beam_width = self.limits.of(query)
+        if query.normalise not in NORMALISE:
+            raise QueryError(f"normalise: expected one of {', '.join(NORMALISE)}, got {query.normalise!r}")
         traces = () if query.trace is None else (query.trace,)
         started = time.perf_counter()
         prompt, num_unknown = self._prompt(query)
@@ -177,7 +194,15 @@ class Searcher:
         plane, num_unknown_listed = self._plane(query)
         self._spend(traces, "constraint", prompted, expression=query.constraint or "")
         return Prepared(
-            place, prompt, plane, num_results, beam_width, num_unknown, num_unknown_listed, trace=query.trace
+            place,
+            prompt,
+            plane,
+            num_results,
+            beam_width,
+            num_unknown,
+            num_unknown_listed,
+            query.normalise,
+            query.trace,
         )
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
@@ -252,15 +277,17 @@ class Searcher:
                 self._cancel(query, entries)
             return
         except Exception as error:
-            # One query that the checks above let through must not take the others down with it.
-            if len(group) > 1:
+            # One query that the checks above let through must not take the others down with it. Behind an error that
+            # stays with the device no search can succeed.
+            if len(group) > 1 and not _stays(error):
                 for query in group:
                     self._search_group([query], cancelled, entries)
                 return
-            self.totals.failed += 1
-            failure = QueryError("the search failed", "failed")
-            failure.__cause__ = error
-            entries[group[0].place] = failure
+            self.totals.failed += len(group)
+            for query in group:
+                failure = QueryError("the search failed", "failed")
+                failure.__cause__ = error
+                entries[query.place] = failure
             return
         started = time.perf_counter()
         for row, query in enumerate(group):
@@ -301,21 +328,18 @@ class Searcher:
         totals, levels = self.totals, self.index.num_levels
         planes = [query.plane for query in group]
         widths = np.array([query.beam_width for query in group], np.int32)
+        normalise = [query.normalise for query in group]
         totals.batches += 1
         started = time.perf_counter()
         if self._captured is not None:  # one launch: between its levels nobody can look at the clock, or leave
-            result = self._captured.search([query.prompt for query in group], widths, planes)
+            result = self._captured.search([query.prompt for query in group], widths, planes, normalise)
             totals.levels += len(group) * levels
             spend("decode", started)
             return result
-        threads = numba.get_num_threads()
         session = self.retriever.start([query.prompt for query in group])
         spend("prefill", started)
         watch = Watch(session, [query.place for query in group], cancelled, spend, started)
         try:
-            # The step is a few hundredths of a search. A second thread for it has to be waited for at a barrier, and
-            # where server and clients share the cores that wait was twenty times the step (seen).
-            numba.set_num_threads(1)
             result = beam_search(
                 watch,
                 self.index,
@@ -323,10 +347,10 @@ class Searcher:
                 beam_width=widths,
                 constraints=None if planes.count(None) == len(planes) else planes,
                 kernel=self.kernel,
+                normalise=normalise,
             )
-            return watch.finish(levels - 1, result)
+            return watch.finish(result)
         finally:
-            numba.set_num_threads(threads)
             totals.levels += watch.levels
 
     # ---- after the search
@@ -391,24 +415,34 @@ def _refuse_unknown(name: str, unknown: np.ndarray, count: int) -> None:
     raise QueryError(f"{name}: {what}: {shown}{more}")
 
 
-def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
+def _groups(queries: list[Prepared], most_beams: int) -> list[list[Prepared]]:
     """Queries that share a call of the retriever and the beam search, so that none pays much for its neighbours.
 
     A call costs what its widest beam and its longest prompt ask for. So widths of a group differ by less than a factor
-    of two, and its padding is bounded.
+    of two, its padding is bounded, and so are its beams: a larger group would need more memory and save no time.
     """
     groups: list[list[Prepared]] = []
     tokens = 0  # of the prompts in the last group
     for query in sorted(queries, key=lambda q: (_octave(q.beam_width), len(q.prompt))):
-        length = len(query.prompt)
-        same = bool(groups) and _octave(groups[-1][0].beam_width) == _octave(query.beam_width)
-        if same and (len(groups[-1]) * length - tokens) <= PADDING_TOKENS:
-            groups[-1].append(query)
+        length, group = len(query.prompt), groups[-1] if groups else []
+        if (
+            group
+            and _octave(group[0].beam_width) == _octave(query.beam_width)
+            and len(group) * length - tokens <= PADDING_TOKENS
+            and (len(group) + 1) * max(query.beam_width, *(q.beam_width for q in group)) <= most_beams
+        ):
+            group.append(query)
             tokens += length
         else:
             groups.append([query])
             tokens = length
     return groups
+
+
+def _stays(error: BaseException) -> bool:
+    """Whether every later search of this process will fail, too: a CUDA error that only a new process ends."""
+    text = str(error)
+    return "CUDA" in text and "out of memory" not in text and not isinstance(error, ValueError)
 
 
 def _octave(width: int) -> int:

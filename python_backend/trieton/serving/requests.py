@@ -69,6 +69,7 @@ class RequestReader:
             "beam_width": parameters.get("beam_width"),
             "constraint": constraint,
             "strict": _flag(parameters, "strict"),
+            "normalise": parameters.get("normalise", "vocabulary"),
         }
         queries = [
             Query(
