@@ -47,8 +47,8 @@ class Blocking:
     def retrieve(self, *arguments, **options):
         return self.loop.run_until_complete(self.client.retrieve(*arguments, **options))
 
-    def describe(self):
-        return self.loop.run_until_complete(self.client.describe())
+    def facts(self):
+        return self.loop.run_until_complete(self.client.facts())
 
     def __enter__(self):
         return self
@@ -97,7 +97,7 @@ def test_one_history_gives_one_result_with_everything_typed(client):
 
 @pytest.mark.case("L02")
 def test_more_histories_than_the_batch_size_are_sent_in_chunks_and_come_back_in_order(client):
-    assert client.describe().max_batch_size == 32
+    assert client.facts().max_batch_size == 32
     histories = [CATALOGUE.ids[i : i + 1 + i % 7] for i in range(75)]
     exclude = [[item] for item in CATALOGUE.ids[:75]]
     together = client.retrieve(histories, num_results=3, exclude=exclude)
