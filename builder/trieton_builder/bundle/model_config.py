@@ -74,12 +74,27 @@ output [
     dims: [ 1 ]
   },
   {
+    name: "num_unknown_listed"  # the same for the ids of include_items and exclude_items, each id counted once a list
+    data_type: TYPE_INT32
+    dims: [ 1 ]
+  },
+  {
     name: "certified"  # proven to be the true top of everything allowed, not only of the beam
     data_type: TYPE_BOOL
     dims: [ 1 ]
   },
   {
     name: "bundle_id"  # which bundle answered
+    data_type: TYPE_STRING
+    dims: [ 1 ]
+  },
+  {
+    name: "error"  # why this row has no answer, beginning with the status; empty where it has one
+    data_type: TYPE_STRING
+    dims: [ 1 ]
+  },
+  {
+    name: "description"  # JSON about this version; sent only where the parameter `describe` is true
     data_type: TYPE_STRING
     dims: [ 1 ]
   }

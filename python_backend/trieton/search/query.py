@@ -52,6 +52,7 @@ class Query:
         constraint: expression over the version's named sets.
         include: only these items may be returned. An empty list allows nothing.
         exclude: these items are never returned.
+        strict: refuse ids that the catalogue does not have, in the history and in both lists.
         trace: told of each stage; None where nobody follows this query.
     """
 
@@ -62,6 +63,7 @@ class Query:
     constraint: str | None = None
     include: ItemIds | None = None
     exclude: ItemIds | None = None
+    strict: bool = False
     trace: "Trace | None" = None
 
 
@@ -76,6 +78,7 @@ class Answer:
         codes: semantic IDs, int32 [n, num_levels]; -1 behind the end of a short one.
         certified: these are the true top of everything the constraint allows, not only of the beam.
         num_unknown: ids of the history that the catalogue does not have.
+        num_unknown_listed: distinct ids of the include list, plus those of the exclude list, that it does not have.
         num_wanted: results that were asked for, or the default.
     """
 
@@ -85,6 +88,7 @@ class Answer:
     codes: np.ndarray
     certified: bool
     num_unknown: int
+    num_unknown_listed: int
     num_wanted: int
 
 

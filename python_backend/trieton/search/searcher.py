@@ -14,8 +14,8 @@ import numba
 import numpy as np
 
 from trieton.bundle import Bundle
-from trieton.constraint.compile import ItemIds, compile_constraint, precompile
-from trieton.constraint.expressions import named
+from trieton.constraint.compile import ItemIds, constrain, find_items, precompile
+from trieton.constraint.expressions import ConstraintError, named
 from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
 from trieton.search.query import Answer, Limits, Query, QueryError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Totals"]
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
+SHOWN_IDS = 5  # unknown ids that a refusal names
 PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
@@ -51,6 +52,7 @@ class Totals:
     short: int = 0
     certified: int = 0
     unknown_items: int = 0
+    unknown_listed: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
 
@@ -64,6 +66,7 @@ class Prepared:
     num_results: int
     beam_width: int
     num_unknown: int
+    num_unknown_listed: int
     trace: "Trace | None" = None
 
 
@@ -171,9 +174,11 @@ class Searcher:
         started = time.perf_counter()
         prompt, num_unknown = self._prompt(query)
         prompted = self._spend(traces, "prompt", started, tokens=len(prompt))
-        plane = self._plane(query)
+        plane, num_unknown_listed = self._plane(query)
         self._spend(traces, "constraint", prompted, expression=query.constraint or "")
-        return Prepared(place, prompt, plane, num_results, beam_width, num_unknown, query.trace)
+        return Prepared(
+            place, prompt, plane, num_results, beam_width, num_unknown, num_unknown_listed, trace=query.trace
+        )
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
         """Prompt tokens int64 [S], and how many ids of the history are unknown."""
@@ -195,23 +200,34 @@ class Searcher:
             raise QueryError(f"history: {error}") from None
         known = positions[positions >= 0]
         num_unknown = len(positions) - len(known)
+        if query.strict:
+            _refuse_unknown("history", np.asarray(query.history)[positions < 0], len(positions))
         if not len(known):
             raise QueryError(f"history: none of the {num_unknown} item ids is in the catalogue of this version")
         template = self.retriever.spec.prompt
         leaves = self.index.catalog.leaves(known[-template.max_items :])
         return template.tokens(self.index.leaf_codes(leaves)), num_unknown
 
-    def _plane(self, query: Query) -> Plane | None:
-        """The compiled constraint; None when everything is allowed."""
+    def _plane(self, query: Query) -> tuple[Plane | None, int]:
+        """The compiled constraint, None when everything is allowed; and how many ids of both lists are unknown."""
         text = query.constraint
         if text is None and query.include is None and query.exclude is None and self._base is None:
-            return None
-        for name, ids in (("include", query.include), ("exclude", query.exclude)):
-            if ids is not None:
-                self._check_list(name, ids)
+            return None, 0
+        positions: list[np.ndarray | None] = []
+        num_unknown = 0
         try:
-            return compile_constraint(self.index, text, query.include, query.exclude, base=self._base)
-        except ValueError as error:
+            for name, ids in (("include", query.include), ("exclude", query.exclude)):
+                if ids is None:
+                    positions.append(None)
+                    continue
+                self._check_list(name, ids)
+                found = find_items(self.index, ids, name)
+                if query.strict:
+                    _refuse_unknown(name, found.unknown, len(ids))
+                positions.append(found.positions)
+                num_unknown += len(found.unknown)
+            return constrain(self.index, text, *positions, base=self._base), num_unknown
+        except ConstraintError as error:
             raise QueryError(str(error)) from None
 
     def _check_list(self, name: str, ids: ItemIds) -> None:
@@ -339,6 +355,7 @@ class Searcher:
         totals.short += count < wanted
         totals.certified += certified
         totals.unknown_items += query.num_unknown
+        totals.unknown_listed += query.num_unknown_listed
         return Answer(
             positions=positions,
             item_ids=catalog.ids(positions),
@@ -346,6 +363,7 @@ class Searcher:
             codes=result.codes[row][places],
             certified=certified,
             num_unknown=query.num_unknown,
+            num_unknown_listed=query.num_unknown_listed,
             num_wanted=wanted,
         )
 
@@ -360,6 +378,17 @@ class Searcher:
             allowed = plane.allows(positions)
             places, positions = places[allowed], positions[allowed]
         return places[:wanted], positions[:wanted]
+
+
+def _refuse_unknown(name: str, unknown: np.ndarray, count: int) -> None:
+    """Raises QueryError that names the first of the unknown ids, where there are any."""
+    if not len(unknown):
+        return
+    texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in unknown[:SHOWN_IDS].tolist()]
+    shown = ", ".join(repr(t[:60]) if unknown.dtype.kind in "SUO" else t for t in texts)
+    more = ", ..." if len(unknown) > SHOWN_IDS else ""
+    what = f"{len(unknown)} of {count} item ids are not in the catalogue of this version"
+    raise QueryError(f"{name}: {what}: {shown}{more}")
 
 
 def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
