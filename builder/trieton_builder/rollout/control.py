@@ -1,11 +1,14 @@
 """Telling a running server which versions to hold."""
 
+import itertools
 import json
 import time
 from typing import Any
 
 import tritonclient.grpc
 from google.protobuf import json_format, text_format
+from trieton_client.address import Address
+from trieton_client.channel import channel_options
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -37,7 +40,13 @@ class ServerControl:
         self.model = repository.model
         self.load_timeout = load_timeout
         self._headers = {GRPC_KEY_HEADER: key} if key else {}
-        self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._address = Address.parse(url)
+        self._client = self._connect()
+
+    def _connect(self) -> tritonclient.grpc.InferenceServerClient:
+        return tritonclient.grpc.InferenceServerClient(
+            self._address.target, channel_args=channel_options(self._address)
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -45,7 +54,7 @@ class ServerControl:
     def states(self, model: str | None = None) -> dict[int, tuple[str, str]]:
         """{version: (state, reason)} of every version of the model, or of another, that the server has ever seen."""
         wanted = model or self.model
-        index = self._call("repository index", self._client.get_model_repository_index, client_timeout=QUICK)
+        index = self._call("repository index", "get_model_repository_index")
         return {
             int(entry.version): (entry.state, entry.reason)
             for entry in index.models
@@ -67,19 +76,19 @@ class ServerControl:
         """
         self._call(
             f"load of version {versions[-1]}",
-            self._client.load_model,
+            "load_model",
             self.model,
             config=self._config(versions),
-            client_timeout=self.load_timeout,
+            timeout=self.load_timeout,
         )
 
     def load_other(self, model: str) -> None:
         """Load another model of the repository by its own configuration. Raises as `load` does."""
-        self._call(f"load of {model}", self._client.load_model, model, client_timeout=self.load_timeout)
+        self._call(f"load of {model}", "load_model", model, timeout=self.load_timeout)
 
     def unload(self) -> None:
         """Hold no version."""
-        self._call("unload", self._client.unload_model, self.model, client_timeout=QUICK)
+        self._call("unload", "unload_model", self.model)
 
     def wait_ready(self, version: int, timeout: float = 30.0) -> None:
         """Wait until the repository index says that `version` is READY, and that no higher one is."""
@@ -100,7 +109,7 @@ class ServerControl:
 
     def server_ready(self) -> bool:
         """The server's own readiness; with strict readiness any version it once unloaded turns this false (seen)."""
-        return self._call("readiness", self._client.is_server_ready, client_timeout=QUICK)
+        return self._call("readiness", "is_server_ready")
 
     def _config(self, versions: list[int]) -> str:
         try:
@@ -111,16 +120,54 @@ class ServerControl:
         config["version_policy"] = {"specific": {"versions": versions}}
         return json.dumps(config)
 
-    def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, headers=self._headers, **options)
-        except InferenceServerException as error:
-            text = (error.message() or "").strip()
-            if "load / unload is not allowed" in text:
-                raise NoControlError(f"{self.url}: {what}: {text}") from None
-            if "restricted" in text:
-                raise RolloutError(
-                    f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
-                ) from None
-            reason = load_failure(text)
-            raise RolloutError(f"{self.url}: {reason or f'{what} failed: {text or error.status()}'}") from None
+    def _call(self, what: str, method: str, *arguments: Any, timeout: float = QUICK, **options: Any) -> Any:
+        """Call a method of tritonclient's client.
+
+        All of them may be called twice: loads and unloads say what is to be there, not what is to be done. So a call
+        whose connection was lost, or that got no answer in the short time of a question, is repeated on a new one: a
+        relay or a firewall in between may have forgotten the old one while a long load ran.
+
+        Raises:
+            NoControlError, RolloutError: see `load`.
+        """
+        quick = timeout <= QUICK
+        end = time.monotonic() + (2 * timeout if quick else timeout)
+        for attempt in itertools.count():
+            started = time.monotonic()
+            try:
+                return getattr(self._client, method)(
+                    *arguments, headers=self._headers, client_timeout=max(0.1, min(timeout, end - started)), **options
+                )
+            except InferenceServerException as error:
+                now = time.monotonic()
+                # A connection that lasted for a while was a good one, so its loss is worth another try each time.
+                again = now < end - 0.1 and (attempt == 0 or now - started > 1)
+                if not (again and _is_lost(error, quick=quick)):
+                    raise self._explained(what, error) from None
+            self._client.close()
+            self._client = self._connect()
+        raise AssertionError("unreachable")
+
+    def _explained(self, what: str, error: InferenceServerException) -> RolloutError:
+        text = (error.message() or "").strip()
+        if "load / unload is not allowed" in text:
+            return NoControlError(f"{self.url}: {what}: {text}")
+        if "restricted" in text:
+            return RolloutError(
+                f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
+            )
+        reason = load_failure(text)
+        hint = self._address.proxy_hint() if _status(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
+        return RolloutError(f"{self.url}: {reason or f'{what} failed: {text or error.status()}{hint}'}")
+
+
+def _status(error: InferenceServerException) -> str:
+    return str(error.status() or "").removeprefix("StatusCode.")
+
+
+def _is_lost(error: InferenceServerException, *, quick: bool) -> bool:
+    """Whether a call failed by its connection, or (where answers come at once) waited in vain."""
+    status = _status(error)
+    if status == "UNAVAILABLE":  # the server says so, too, where a call is restricted
+        return "restricted" not in (error.message() or "")
+    return quick and status == "DEADLINE_EXCEEDED"
