@@ -41,6 +41,8 @@ class Address:
             raise ValueError(f"url: expected text, got {type(url).__name__}")
         if not url or any(character.isspace() or not character.isprintable() for character in url):
             raise ValueError(f"url: expected host:port, got {url!r}")
+        if "@" in url and not url.startswith("unix:"):
+            raise ValueError("url: expected host:port without user and password; they belong into `headers`")
         if form := re.fullmatch(r"(dns|ipv4|ipv6|unix):(?!\d+/*$)(.+)", url):
             if protocol != "grpc":
                 raise ValueError(f"url: {form[1]}: is an address of gRPC; expected host:port for HTTP, got {url!r}")
@@ -165,8 +167,6 @@ def _place(text: str, url: str, default_port: int | None = None) -> tuple[str, i
     if found is None:
         if text.count(":") > 1:
             raise ValueError(f"url: expected host:port, an IPv6 address in brackets ([::1]:8001), got {url!r}")
-        if "@" in text:
-            raise ValueError("url: expected host:port without user and password; they belong into `headers`")
         raise ValueError(f"url: expected host:port, got {url!r}")
     port = default_port if found[3] is None else int(found[3])
     if port is None:

@@ -1,7 +1,6 @@
 """The client for programs with an event loop."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from trieton_client.channel import Lines, channel_options
 from trieton_client.client import CONCURRENT
-from trieton_client.errors import ClientError, DeadlineError, UnavailableError, error_from
+from trieton_client.errors import NOT_JSON, ClientError, DeadlineError, UnavailableError, error_from
 from trieton_client.options import Deadline, Options
 from trieton_client.results import Results
 from trieton_client.wire import (
@@ -296,10 +295,8 @@ class _Http(_Wire):
             return error_from(failure, where)
         if isinstance(failure, aiohttp.ClientError | OSError):
             return UnavailableError(f"cannot reach the server ({failure})", where=where)
-        if isinstance(failure, json.JSONDecodeError):
-            return UnavailableError(
-                "the answer is not JSON: is this the HTTP port of a Triton server (usually 8000)?", where=where
-            )
+        if isinstance(failure, ValueError):  # of whichever parser tritonclient has
+            return UnavailableError(NOT_JSON, where=where)
         raise failure
 
 

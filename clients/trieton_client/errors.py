@@ -2,6 +2,8 @@
 
 from tritonclient.utils import InferenceServerException
 
+NOT_JSON = "the answer is not JSON: is this the HTTP port of a Triton server (usually 8000)?"
+
 
 class ClientError(OSError):
     """Base of every error of this package; an OSError, as the errors of network clients are.

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from tritonclient.utils import InferenceServerException
 
-from trieton_client.errors import ClientError, DeadlineError, UnavailableError, error_from
+from trieton_client.errors import NOT_JSON, ClientError, DeadlineError, UnavailableError, error_from
 from trieton_client.options import Options
 from trieton_client.results import Results
 from trieton_client.wire import Chunk, ModelFacts, count_answers, read_description, read_results
@@ -59,17 +59,17 @@ class HttpWire:
         )
         headers = {**headers, "Inference-Header-Content-Length": str(header_length)}
         answer, answer_header_length = self._send("POST", "/infer", body, headers, timeout)
-        return self.triton.InferenceServerClient.parse_response_body(answer, header_length=answer_header_length)
+        try:
+            return self.triton.InferenceServerClient.parse_response_body(answer, header_length=answer_header_length)
+        except ValueError:  # of whichever parser tritonclient has
+            raise UnavailableError(NOT_JSON, where=self.options.where) from None
 
     def _asked(self, path: str, timeout: float) -> dict:
         answer, _ = self._send("GET", path, None, self.options.headers, timeout)
         try:
             return dict(json.loads(answer))
         except ValueError:
-            raise UnavailableError(
-                "the answer is not JSON: is this the HTTP port of a Triton server (usually 8000)?",
-                where=self.options.where,
-            ) from None
+            raise UnavailableError(NOT_JSON, where=self.options.where) from None
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float

@@ -120,23 +120,29 @@ class ServerControl:
         config["version_policy"] = {"specific": {"versions": versions}}
         return json.dumps(config)
 
-    def _call(self, what: str, method: str, *arguments: Any, timeout: float = QUICK, **options: Any) -> Any:
+    def _call(self, what: str, method: str, *arguments: Any, timeout: float | None = None, **options: Any) -> Any:
         """Call a method of tritonclient's client.
 
         All of them may be called twice: loads and unloads say what is to be there, not what is to be done. So a call
         whose connection was lost, or that got no answer in the short time of a question, is repeated on a new one: a
         relay or a firewall in between may have forgotten the old one while a long load ran.
 
+        Args:
+            timeout: seconds that a load may take, over all tries; None for a question.
+
         Raises:
             NoControlError, RolloutError: see `load`.
         """
-        quick = timeout <= QUICK
-        end = time.monotonic() + (2 * timeout if quick else timeout)
+        quick = timeout is None
+        end = time.monotonic() + (timeout or 2 * QUICK)
         for attempt in itertools.count():
             started = time.monotonic()
             try:
                 return getattr(self._client, method)(
-                    *arguments, headers=self._headers, client_timeout=max(0.1, min(timeout, end - started)), **options
+                    *arguments,
+                    headers=self._headers,
+                    client_timeout=max(0.1, min(timeout or QUICK, end - started)),
+                    **options,
                 )
             except InferenceServerException as error:
                 now = time.monotonic()
