@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -110,6 +111,32 @@ def test_a_plane_larger_than_the_cache_is_answered_but_pushes_nothing_out():
     assert (cache.stats().entries, cache.stats().bytes < 10_000) == (1, True)
     with pytest.raises(ValueError, match="expected 0 or more, got -1"):
         cache.resize(-1)
+
+
+@pytest.mark.case("W25")
+def test_expressions_with_unknown_names_take_no_memory():
+    index, _ = make_index()
+    names = [f"{letter * 900}" for letter in "stuvwxyz"]
+
+    def refused(number: int) -> None:
+        text = f"unknown_{number}"
+        for name in names:
+            text = f"{name} and not ({text} or b)"
+        assert 7_200 < len(text) < 8_000
+        with pytest.raises(ConstraintError, match="unknown set"):
+            compile_constraint(index, text)
+
+    refused(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 1025):
+            refused(number)
+        gc.collect()
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 1 << 20, f"{grown:,} bytes stay"
 
 
 @pytest.mark.case("W25")

@@ -34,8 +34,8 @@ def large(client: triton.InferenceServerClient, timeout: float | None = None, be
 def cancelled(server: TritonServer) -> float:
     with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    name = f'trieton_searches{{model="{SLOW}",outcome="cancelled"}}'
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+    wanted = ("trieton_searches_total{", f'model="{SLOW}"', 'outcome="cancelled"')
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(part in line for part in wanted))
 
 
 def eventually(holds: Callable[[], bool], seconds: float) -> bool:

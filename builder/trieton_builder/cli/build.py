@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, goes_with, out, print_json
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, goes_with, out, print_json
 
 if TYPE_CHECKING:
     from trieton.retriever.spec import RetrieverSpec, TokenMap
@@ -52,10 +52,11 @@ def build(
     spark_conf: list[str] = typer.Option([], help="With --engine spark: a setting, key=value; may be repeated."),
     drop_repeats: bool = typer.Option(False, help="Drop rows that repeat an item with the same semantic ID."),
     expression: list[str] = typer.Option(
-        [], help="With --retriever: a constraint to compile when the bundle loads; may be repeated."
+        [],
+        help="With --retriever: a constraint to compile when the bundle loads; repeatable. Rules: --base-constraint.",
     ),
     base_constraint: str | None = typer.Option(
-        None, help="With --retriever: a constraint that every request to the bundle is held to."
+        None, help=f"With --retriever: a constraint that every request to the bundle is held to. {CONSTRAINT_HELP}"
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:

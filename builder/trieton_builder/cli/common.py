@@ -9,9 +9,11 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+from trieton.constraint import RULES
 
 from trieton_builder.files.whole_file import named
 
+CONSTRAINT_HELP = f'E.g. "fresh and not adult": {RULES}.'
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, out
 from trieton_builder.cli.query import item_ids
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def explain(
     bundle: Path = typer.Option(..., help="A bundle, e.g. a published version directory."),
     num_results: int = typer.Option(10, "--num-results", "-k", help="Items wanted."),
     beam_width: int | None = typer.Option(None, "--beam-width", "-b"),
-    constraint: str | None = typer.Option(None, "--constraint", "-c", help='E.g. "fresh and not adult".'),
+    constraint: str | None = typer.Option(None, "--constraint", "-c", help=CONSTRAINT_HELP),
     include: str | None = typer.Option(None, help="Only these items, separated by commas."),
     exclude: str | None = typer.Option(None, help="Never these items, separated by commas."),
     html: Path | None = typer.Option(None, help="Write one HTML page with a picture of the trie around the result."),

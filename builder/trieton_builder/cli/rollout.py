@@ -10,7 +10,7 @@ from rich.status import Status
 from rich.text import Text
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, out, print_json
 
 REPOSITORY = typer.Argument(help="Model repository.")
 TRITON = typer.Option(
@@ -220,7 +220,7 @@ def record(
     ),
     triton: str | None = TRITON,
     num_results: int = typer.Option(10, min=1, help="Items to ask for."),
-    constraint: str | None = typer.Option(None, help="Expression over named sets that every request carries."),
+    constraint: str | None = typer.Option(None, help=f"What every request carries. {CONSTRAINT_HELP}"),
     min_overlap: float = typer.Option(
         0.0, min=0, max=1, help="Share of the items before that a new version must give."
     ),

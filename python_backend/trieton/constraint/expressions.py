@@ -1,6 +1,6 @@
 """Boolean expressions over named sets: `fresh and (region_us or region_ca) and not adult`.
 
-The rules are in CONSTRAINTS.md beside this package; `RULES` is their short form.
+The rules are in CONSTRAINTS.md beside this package; `trieton.constraint.RULES` is their short form.
 """
 
 import difflib
@@ -14,11 +14,6 @@ import numpy as np
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
-RULES = (
-    "set names joined by 'not', 'and', 'or' (lower case; 'not' binds tightest, then 'and') and parentheses; names are "
-    "case-sensitive; a name with other characters than letters, digits and _ . : / - stands in double quotes, where "
-    r"\" is a quote and \\ a backslash"
-)
 MAX_TEXT = 8192  # characters of an expression
 MAX_DEPTH = 64  # operators and parentheses inside one another
 MAX_NAMES = 256  # names written in an expression: each costs one pass over the items
