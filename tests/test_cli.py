@@ -67,6 +67,22 @@ def test_a_probe_advises_by_what_is_wrong(protocol: str) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_is_described_as_tables_and_as_json(served, protocol: str) -> None:
+    url = served.grpc_url if protocol == "grpc" else served.http_url
+    done = command_here("describe", url, "-p", protocol)
+    assert done.returncode == 0, done.stderr
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines()]
+    for pair in (["num_items", "300"], ["even", "150"], ["none_at_all", "0"], ["item_id_type", "int64"]):
+        assert pair in lines
+    assert any(line[:1] == ["strict"] for line in lines)
+    described = json.loads(command_here("describe", url, "-p", protocol, "--json").stdout)
+    assert described["sets"]["even"] == 150
+    assert described["limits"]["num_results"] == {"default": 10, "max": 100}
+    assert "nobody" in one_line(command_here("describe", url, "-p", protocol, "--model", "nobody"))
+
+
+@pytest.mark.server
 def test_a_probe_of_a_model_that_is_not_there_says_how_to_get_it(served) -> None:
     said = one_line(command_here("probe", "--url", served.grpc_url, "--model", "nobody"))
     assert said.endswith("trieton publish BUNDLE REPOSITORY loads one, --model names another")

@@ -252,12 +252,17 @@ def test_models_are_controlled_with_the_key_only(pod):
 
 @pytest.mark.server
 @pytest.mark.case("W22")
+@pytest.mark.case("W30")
 def test_the_server_follows_the_pointer_of_the_store_and_back(pod):
     first, second = pod.ids
     assert pod.answering() == first
     assert not pod.follower.step(), "nothing has moved"
     pod.store.point(second)
-    assert pod.follower.step()
+    with pytest.MonkeyPatch.context() as patch:  # a cluster whose pods get a proxy in their environment
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        patch.delenv("no_proxy", raising=False)
+        assert pod.follower.step()
     assert pod.answering() == second
     assert pod.shows(second)
     pod.store.point(first)

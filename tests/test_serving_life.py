@@ -145,7 +145,7 @@ def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answere
 def test_a_passed_deadline_is_told_as_such_over_both_protocols(served):
     for protocol, url in (("grpc", served.grpc_url), ("http", served.http_url)):
         with Client(url, protocol, model=SLOW) as client:
-            client.describe()
+            client.facts()
             with pytest.raises(DeadlineError):
                 client.retrieve(HISTORY, beam_width=256, timeout=0.05)
 

@@ -45,7 +45,7 @@ def query(
 
     goes_with("--times", times, "--watch", watch is not None)
     with Client(url, protocol, model=model, timeout=timeout) as client:
-        text_ids = client.describe().text_ids
+        text_ids = client.facts().text_ids
         arguments = {
             "history": item_ids(history, text_ids),
             "num_results": num_results,

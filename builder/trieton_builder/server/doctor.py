@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trieton.resources import available_memory, cpu_limit, memory_limit, total_memory, usable_cores
+from trieton_client.address import PROXY_VARIABLES
 
 from trieton_builder.server import installation
 from trieton_builder.server.checks import PortTakenError, choose_ports
@@ -66,6 +67,7 @@ def examine(folder: Path = Path(), *, start: bool = True) -> Iterator[Finding]:
     yield _shared_memory()
     yield _leftovers()
     yield _ports()
+    yield _proxy()
     yield _disk(folder)
     yield _cores()
     yield _memory()
@@ -157,6 +159,24 @@ def _ports() -> Finding:
             "ports", "note", f"in use: {', '.join(taken)}", "trieton serve --http-port 8010 ..., or 0 for a free one"
         )
     return Finding("ports", "ok", "8000, 8001, 8002 free on loopback")
+
+
+def _proxy() -> Finding:
+    """What the environment says about proxies, and who follows it."""
+    found = [name for name in PROXY_VARIABLES if name in os.environ]
+    if not found:
+        others = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+        return Finding("proxy", "ok", f"gRPC ignores {', '.join(others)}" if others else "none")
+    # A password in it must not be shown.
+    shown = ", ".join(f"{name}={os.environ[name].rpartition('@')[2] or '(empty)'}" for name in found)
+    if not os.environ[found[0]]:
+        return Finding("proxy", "ok", f"{shown}: {found[0]} is empty, so gRPC goes without one")
+    return Finding(
+        "proxy",
+        "note",
+        f"{shown}: gRPC to other machines goes through the proxy of {found[0]}, to this one it does not",
+        "no_proxy=HOST leaves a server out",
+    )
 
 
 def _disk(folder: Path) -> Finding:

@@ -47,6 +47,7 @@ TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
 # Of /dev/shm, per instance: a batch of the longest lists. From the server's 1 MiB it would grow in steps under load.
 SHM_BYTES = 16 << 20
 PORT_TRIES = 5
+PING_MS = 5000  # how often a client may ask over gRPC whether the server is there
 
 
 class TritonServer:
@@ -315,6 +316,9 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",
             f"--strict-readiness={str(self._strict_readiness).lower()}",
             f"--exit-timeout-secs={self.exit_timeout}",
+            # Clients ask every 10 s whether we are there while they wait. By default the server ends connections that
+            # ask more often than every 5 minutes (too_many_pings), after three minutes of one long load (seen).
+            f"--grpc-http2-min-recv-ping-interval-without-data={PING_MS}",
         ]
         if self._trace_endpoint is not None:
             # Not the server's own tracing (--trace-config mode=opentelemetry): with a collector that accepts and never
