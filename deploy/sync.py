@@ -20,7 +20,7 @@ from typing import Annotated
 
 import fsspec
 import typer
-from trieton.bundle import Bundle
+from trieton.bundle import MANIFEST, Bundle, list_files
 from trieton_builder.cli.common import clean_errors
 from trieton_builder.rollout import publish, rollback
 from trieton_builder.rollout.errors import RolloutError
@@ -59,11 +59,10 @@ class Store:
     def push(self, bundle_dir: Path) -> str:
         """Upload a bundle after verifying it; returns its id. The manifest goes last: without it there is no bundle."""
         bundle_id = Bundle.open(bundle_dir, verify=True).bundle_id
-        files = [path for path in sorted(bundle_dir.rglob("*")) if path.is_file() and path.parent.name != "__pycache__"]
-        for path in sorted(files, key=lambda path: path.name == "manifest.json"):
-            place = f"{self.root}/{bundle_id}/{path.relative_to(bundle_dir).as_posix()}"
+        for name in sorted(list_files(bundle_dir), key=lambda name: (name == MANIFEST, name)):
+            place = f"{self.root}/{bundle_id}/{name}"
             self.fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
-            self.fs.put_file(str(path), place)
+            self.fs.put_file(str(bundle_dir / name), place)
         return bundle_id
 
     def _checked(self, text: str, where: str) -> str:
@@ -79,6 +78,7 @@ class Follower:
         server: host:port of the server's gRPC endpoint. The first bundle is placed before it runs.
         preflight: let a throw-away server load each bundle first; needs its memory a second time.
         keep: versions that stay in the repository.
+        allow_dropped_sets: follow to bundles that lack named sets of the one before.
         say: told in one line what was done.
     """
 
@@ -90,9 +90,11 @@ class Follower:
         *,
         preflight: bool = False,
         keep: int = 3,
+        allow_dropped_sets: bool = False,
         say: Callable[[str], None] = print,
     ):
         self.store, self.server, self.preflight, self.keep, self.say = store, server, preflight, keep, say
+        self.allow_dropped_sets = allow_dropped_sets
         self.repository = Repository(repository)
         self.refused: tuple[str, int, float] | None = None  # bundle id, how often, monotonic time of the next try
         self.repository.prepare()
@@ -143,8 +145,15 @@ class Follower:
         found = Source(address).bundle_id()
         if found != bundle_id:
             raise ValueError(f"{address} holds bundle {found}")
-        done = publish(address, self.repository.root, servers=servers, preflight=self.preflight, keep=self.keep)
-        self.say(f"bundle {bundle_id} is version {done.version}, {done.outcome}")
+        done = publish(
+            address,
+            self.repository.root,
+            servers=servers,
+            preflight=self.preflight,
+            keep=self.keep,
+            allow_dropped_sets=self.allow_dropped_sets,
+        )
+        self.say("; ".join([f"bundle {bundle_id} is version {done.version}, {done.outcome}", *done.notes]))
 
 
 @app.command()
@@ -182,10 +191,22 @@ def follow(
     poll_seconds: Annotated[float, typer.Option(min=0.1)] = 15,
     keep: Annotated[int, typer.Option(min=2, help="versions that stay in the repository")] = 3,
     preflight: Annotated[bool, typer.Option(help="try each bundle in a throw-away server first")] = False,
+    allow_dropped_sets: Annotated[
+        bool,
+        typer.Option(
+            envvar="TRIETON_ALLOW_DROPPED_SETS", help="follow to bundles that lack named sets of the one before"
+        ),
+    ] = False,
 ) -> None:
     """Publish what the store points at, until ended by SIGTERM."""
     follower = Follower(
-        Store(url), repository, server, preflight=preflight, keep=keep, say=lambda text: print(text, flush=True)
+        Store(url),
+        repository,
+        server,
+        preflight=preflight,
+        keep=keep,
+        allow_dropped_sets=allow_dropped_sets,
+        say=lambda text: print(text, flush=True),
     )
     said = ""
     while True:

@@ -55,8 +55,8 @@ def beam_search(
     for row in output[:, written:].tolist():
         length = row.index(end) + 1 if end in row else levels
         tokens = tuple(row[:length])
-        if tokens not in ids:
-            continue  # it fills up with what it was told is impossible where fewer than `width` exist
+        if tokens not in ids or ids[tokens] in found:
+            continue  # where fewer than `width` exist it fills up, with what is impossible or was there already
         score = np.float32(0)
         for level, token in enumerate(tokens):  # scored afresh, without any cache
             logits = reference_logits(

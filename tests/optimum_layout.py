@@ -22,11 +22,14 @@ ROWS, NEW, PAST, LENGTH = 2, 3, 4, 5  # example sizes
 
 
 class DecoderOnly(nn.Module):
-    """Tokens [N, s], mask [N, P + s], positions [N, s] and past [N, G, P, D] -> logits [N, s, V] and present."""
+    """Tokens [N, s], mask [N, P + s], positions [N, s] and past [N, G, P, D] -> logits [N, s, V] and present.
 
-    def __init__(self, decoder: nn.Module):
+    With `by_lengths`, attention takes the mask for a number of places, as some fused kernels do.
+    """
+
+    def __init__(self, decoder: nn.Module, *, by_lengths: bool = False):
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self.by_lengths = decoder, by_lengths
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[KeyValue]
@@ -34,6 +37,8 @@ class DecoderOnly(nn.Module):
         hidden = self.decoder.embed(input_ids, position_ids)
         place = torch.arange(attention_mask.shape[1])
         own = torch.arange(input_ids.shape[1]) + past[0][0].shape[2]
+        if self.by_lengths:
+            attention_mask = (place < attention_mask.sum(1, keepdim=True)).to(torch.int64)
         visible = attention_mask[:, None, :] * (own[:, None] >= place[None, :]).to(torch.int64)  # [N, s, P + s]
         present = []
         for layer, (past_key, past_value) in zip(self.decoder.layers, past, strict=True):
@@ -92,7 +97,7 @@ class T5Decoder(nn.Module):
         return logits, [(*own_pair, *pair) for own_pair, pair in zip(present, crossed, strict=True)]
 
 
-def write_decoder_only(model: nn.Module, folder: Path, max_length: int) -> Path:
+def write_decoder_only(model: nn.Module, folder: Path, max_length: int, *, by_lengths: bool = False) -> Path:
     """`model.onnx` of a Llama-shaped model."""
     graphs = llama_graphs(model, Limits(max_length, 32), "vocabulary")
     layers, shape = graphs.num_layers, (ROWS, graphs.kv_heads, PAST, graphs.head_dim)
@@ -100,7 +105,7 @@ def write_decoder_only(model: nn.Module, folder: Path, max_length: int) -> Path:
     past, present = ([f"{group}.{name}" for name in names] for group in ("past_key_values", "present"))
     _write(
         folder / "model.onnx",
-        DecoderOnly(graphs.decode.decoder),
+        DecoderOnly(graphs.decode.decoder, by_lengths=by_lengths),
         (
             torch.ones(ROWS, NEW, dtype=torch.int64),
             torch.ones(ROWS, PAST + NEW, dtype=torch.int64),

@@ -77,7 +77,7 @@ def test_chunks_of_any_size_give_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     build_index(**case).save(tmp_path / "wanted")
     monkeypatch.setattr("trieton_builder.indexing.survey.chunk_rows", lambda layout: 1013)
     monkeypatch.setattr("trieton_builder.indexing.emit.chunk_rows", lambda layout: 1013)
-    monkeypatch.setattr("trieton_builder.catalogue.read.BATCH_ROWS", 777)
+    monkeypatch.setattr("trieton_builder.catalogue.tables.BATCH_ROWS", 777)
     monkeypatch.setattr("trieton_builder.indexing.build_file._ROWS_PER_FILE", 2500)
     for engine in ("polars", "duckdb"):
         report = build_file(source, tmp_path / engine, engine=engine)

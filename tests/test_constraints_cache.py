@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from trieton.constraint.compile import ConstraintError, compile_constraint, plane_cache, precompile
 from trieton.constraint.plane import Plane
-from trieton.constraint.plane_cache import PlaneCache
+from trieton.constraint.plane_cache import ENTRY_BYTES, PlaneCache, TextCache
 from trieton_builder.indexing.trie import build_index
 
 NUM_ITEMS = 4000
@@ -33,7 +34,7 @@ def test_equal_expressions_are_compiled_once_and_lists_reuse_them():
     assert compile_constraint(index, "a and not b", exclude=[1, 2]).bits is first.bits
     stats = plane_cache(index).stats()
     assert (stats.misses, stats.hits, stats.entries) == (1, 2, 1)
-    assert stats.bytes == first.nbytes
+    assert first.nbytes < stats.bytes < first.nbytes + 2 * ENTRY_BYTES
     assert stats.compile_seconds > 0
 
 
@@ -90,26 +91,72 @@ def test_a_failed_compile_reaches_everyone_who_waits_and_is_tried_again():
 
 
 def test_the_least_recently_used_planes_go_when_bytes_run_out():
-    cache = PlaneCache(max_bytes=100)
+    cache, size = PlaneCache(max_bytes=350_000), 100_000
     for key in "abc":
-        cache.get(key, lambda: plane_of_bytes(33))
+        cache.get(key, lambda: plane_of_bytes(size))
     cache.get("a", lambda: pytest.fail("a is held"))
-    cache.get("d", lambda: plane_of_bytes(33))  # b is the one not used for longest
+    cache.get("d", lambda: plane_of_bytes(size))  # b is the one not used for longest
     cache.get("a", lambda: pytest.fail("a is held"))
-    assert (cache.stats().entries, cache.stats().bytes, cache.stats().evictions) == (3, 99, 1)
-    cache.get("b", lambda: plane_of_bytes(33))
+    assert (cache.stats().entries, cache.stats().bytes // size, cache.stats().evictions) == (3, 3, 1)
+    cache.get("b", lambda: plane_of_bytes(size))
     assert cache.stats().misses == 5
-    cache.resize(40)
-    assert (cache.stats().entries, cache.stats().bytes) == (1, 33)
+    cache.resize(120_000)
+    assert (cache.stats().entries, cache.stats().bytes // size) == (1, 1)
 
 
 def test_a_plane_larger_than_the_cache_is_answered_but_pushes_nothing_out():
-    cache = PlaneCache(max_bytes=100)
+    cache = PlaneCache(max_bytes=100_000)
     cache.get("small", lambda: plane_of_bytes(10))
-    assert cache.get("large", lambda: plane_of_bytes(101)).nbytes == 101
-    assert (cache.stats().entries, cache.stats().bytes) == (1, 10)
+    assert cache.get("large", lambda: plane_of_bytes(100_000)).nbytes == 100_000
+    assert (cache.stats().entries, cache.stats().bytes < 10_000) == (1, True)
     with pytest.raises(ValueError, match="expected 0 or more, got -1"):
         cache.resize(-1)
+
+
+@pytest.mark.case("W25")
+def test_expressions_with_unknown_names_take_no_memory():
+    index, _ = make_index()
+    names = [letter * 2_400 for letter in "xyz"]
+
+    def refused(number: int) -> None:
+        text = f"unknown_{number}"
+        for name in names:
+            text = f"{name} and not ({text} or b)"
+        assert 7_200 < len(text) < 8_000
+        with pytest.raises(ConstraintError, match="unknown set"):
+            compile_constraint(index, text)
+
+    refused(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 1025):
+            refused(number)
+        gc.collect()
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 1 << 20, f"{grown:,} bytes stay"
+
+
+@pytest.mark.case("W25")
+def test_planes_of_no_size_are_bounded_by_their_texts():
+    cache, text = PlaneCache(max_bytes=100_000), "x" * 7_600
+    for number in range(100):
+        cache.get(f"{number} {text}", lambda: Plane(bits=(None,)))
+    stats = cache.stats()
+    assert 5 < stats.entries < 100_000 / len(text)
+    assert stats.bytes <= stats.max_bytes
+
+
+@pytest.mark.case("W25")
+def test_canonical_texts_are_bounded_and_the_latest_stay():
+    cache, text = TextCache(max_bytes=100_000), "x" * 7_600
+    for number in range(100):
+        cache.put((f"{number}",), text)
+        assert cache.nbytes <= 100_000
+    assert cache.get(("99",)) == text
+    assert cache.get(("0",)) is None
 
 
 def test_threads_get_the_right_plane_while_planes_come_and_go():
@@ -123,7 +170,7 @@ def test_threads_get_the_right_plane_while_planes_come_and_go():
     }
     by_position = index.catalog.positions(np.arange(NUM_ITEMS))
     everything = np.arange(NUM_ITEMS)
-    plane_cache(index).resize(2 * compile_constraint(index, "a").nbytes)  # room for two of the five
+    plane_cache(index).resize(2 * (compile_constraint(index, "a").nbytes + 2 * ENTRY_BYTES))  # room for two of the five
 
     def work(seed):
         rng = np.random.default_rng(seed)

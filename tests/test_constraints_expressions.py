@@ -1,11 +1,18 @@
 """The language of constraints: what it means, what is equal, and what it says when a text is wrong."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+import trieton
+import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from trieton.constraint import RULES
 from trieton.constraint.compile import ConstraintError, compile_constraint
 from trieton.constraint.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT, check_names, named, parse
+from trieton_builder.cli import app
 from trieton_builder.indexing.trie import build_index
 
 # Eight items, one for each way to be in or out of three sets: bits over them are a truth table.
@@ -111,6 +118,7 @@ def test_any_text_is_an_expression_or_an_error_with_a_position(text):
         ("a & b", 2, "unexpected '&'"),
         ('a and "b', 6, "this quote is not closed"),
         ("and", 0, "got 'and'"),
+        ("a and no_such_thing", 6, "this version has 6 sets: \"Children's\", 'a', 'b', ..."),
         ("()", 1, "got ')'"),
     ],
 )
@@ -121,6 +129,85 @@ def test_a_wrong_expression_is_refused_with_its_position(index, text, position, 
     assert f"character {position + 1}: " in str(caught.value)
     assert says in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.case("W52")
+@pytest.mark.parametrize(
+    ("text", "position", "says"),
+    [
+        ("NOT a", 4, "operators are lower case: not"),
+        ("a and (NOT b)", 11, "operators are lower case: not"),
+        ("AND", 0, "operators are lower case: and"),
+        ("a Or b", 2, "operators are lower case: or"),
+        ("a && b", 2, "write 'and'"),
+        ("a & b", 2, "write 'and'"),
+        ("a || b", 2, "write 'or'"),
+        ("a, b", 1, "write 'or'"),
+        ("!a", 0, "write 'not'"),
+        ("a - b", 2, "write 'and not'"),
+        ("a not b", 2, "write 'and not'"),
+        ("a == b", 2, "unexpected '=='; sets have no values"),
+        ('brand = "3M"', 6, "sets have no values"),
+        ("price < 10", 6, "sets have no values"),
+        ("a != b", 2, "write 'not'"),
+        ("region IN (a, b)", 7, "there is no 'IN'"),
+        ("region in (a)", 7, "there is no 'in'"),
+        ("a xor b", 2, "there is no 'xor'"),
+        ("'a'", 0, "double quotes"),
+        ("region us", 7, "a name with a space inside stands in double quotes"),
+        ('a and "b\\nc"', 8, "a backslash stands before a quote or a backslash only, got \\n"),
+        ('a and "b\\', 8, "got \\"),
+        ('a and ""', 6, "nothing stands inside"),
+        ('a and "b', 6, "not closed"),
+        ("fersh", 0, "did you mean 'fresh'?"),
+        ("Region_US", 0, "did you mean 'region_us'?"),
+    ],
+)
+def test_a_fault_says_what_to_write_instead(index, text, position, says):
+    with pytest.raises(ConstraintError) as caught:
+        compile_constraint(index, text)
+    assert caught.value.position == position
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.case("W52")
+def test_a_name_may_hold_anything_between_quotes():
+    for name in ("and", "a\nb", "tab\there", 'say "no"', "back\\slash", "-first", "price < 10", "Ünïcödé 🎉"):
+        quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        assert parse(quoted).names() == {name}
+        assert parse(named(name).text).names() == {name}
+
+
+@pytest.mark.case("W52")
+def test_the_page_of_the_language_is_what_the_parser_does():
+    page = (Path(trieton.__file__).parents[1] / "CONSTRAINTS.md").read_text()
+    for limit in (MAX_TEXT, MAX_NAMES, MAX_DEPTH):
+        assert f"{limit:,} " in page
+    assert parse("a or not b and c") == parse("a or ((not b) and c)")
+    for written, answer in re.findall(r"^\| (`.*?) \| (.*) \|$", page.split("## What a fault says")[1], re.MULTILINE):
+        for text in re.findall(r"`([^`]+)`", written):
+            text = text.replace("\\|", "|")
+            with pytest.raises(ConstraintError) as caught:
+                check_names(text, parse(text), ["fresh", "rare"])
+            word = re.findall(r"`(\w+)`", answer) or re.findall(r"lower case|no values|double quotes|opened", answer)
+            assert any(each in str(caught.value) for each in word) or "never closed" in str(caught.value), text
+
+
+@pytest.mark.case("W52")
+@pytest.mark.parametrize("command", [["query"], ["explain"], ["build"], ["canary", "record"]])
+def test_the_help_of_a_command_that_takes_a_constraint_has_the_rules(command):
+    # As the option is declared: the table of the help breaks lines wherever it likes.
+    found = click_command(command)
+    texts = [option.help or "" for option in found.params if "constraint" in option.name]
+    assert any(RULES in text for text in texts), texts
+
+
+def click_command(path):
+    command = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return command
 
 
 def test_what_the_limits_allow_is_compiled(index):

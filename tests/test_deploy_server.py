@@ -1,5 +1,6 @@
 """What the containers run, run here: serve.sh and sync.py on the real server, and the dashboard against its metrics."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,10 +18,13 @@ from types import ModuleType
 from typing import Any
 
 import promql_parser
+import psutil
 import pytest
 import trieton
 import tritonclient.grpc
+from scraped import settled
 from trieton.bundle import Bundle
+from trieton_builder.bundle.refresh import refresh
 from trieton_builder.rollout.source import Source
 from trieton_builder.server.installation import find_installation
 from trieton_builder.server.process import GRPC_KEY_HEADER, TritonServer, choose_ports
@@ -68,13 +72,27 @@ class Pod:
         with urllib.request.urlopen(self.metrics_url, timeout=5) as answer:
             return answer.read().decode()
 
+    def versions(self) -> dict[str, tuple[str, bool]]:
+        """{version: (bundle id, loaded)} of every version that the metrics have named."""
+        lines = re.findall(r"^trieton_bundle_info{(.*)} (\S+)$", self.metrics(), re.MULTILINE)
+        found = [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in lines]
+        return {labels["version"]: (labels["bundle_id"], value == 1) for labels, value in found}
+
+    def answered(self) -> dict[str, float]:
+        """{version: searches that it has answered}."""
+        pattern = r'^trieton_searches_total{.*outcome="ok".*version="(\d+)"} (\S+)$'
+        return {version: float(value) for version, value in re.findall(pattern, self.metrics(), re.MULTILINE)}
+
     def shows(self, bundle_id: str) -> bool:
-        """Whether the gauge that the dashboard shows becomes this bundle's within a few seconds."""
-        wanted = int(bundle_id[:12], 16)
-        for _ in range(50):
-            (value,) = re.findall(r"^trieton_bundle{.*} (\S+)$", self.metrics(), re.MULTILINE)
-            if int(float(value)) == wanted:
-                return True
+        """Whether the metrics count a new search for the loaded version with this bundle, and for no other."""
+        settled(self.metrics_url)
+        before = self.answered()
+        assert self.answering() == bundle_id
+        for _ in range(300):
+            grown = {v: n - before.get(v, 0) for v, n in self.answered().items() if n > before.get(v, 0)}
+            if grown:
+                versions = self.versions()
+                return [(versions[v], n) for v, n in grown.items()] == [((bundle_id, True), 1)]
             time.sleep(0.1)
         return False
 
@@ -130,12 +148,14 @@ def pod(make_tiny_bundle, tmp_path_factory) -> Iterator[Pod]:
         wait_ready(made)
         yield made
     finally:
-        if process.poll() is None:
-            process.kill()
+        if process.poll() is None:  # a stub outlives a server that is killed
+            for part in (*psutil.Process(process.pid).children(recursive=True), process):
+                with contextlib.suppress(psutil.Error):
+                    part.kill()
             process.wait()
 
 
-def wait_ready(pod: Pod, timeout: float = 60) -> None:
+def wait_ready(pod: Pod, timeout: float = 150) -> None:
     """As the readiness probe of the chart asks."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and pod.process.poll() is None:
@@ -153,10 +173,10 @@ def wait_ready(pod: Pod, timeout: float = 60) -> None:
 def exported(pod) -> dict[str, set[str]]:
     """{metric: names of its labels} of the running server, after one request."""
     pod.answering()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         text = pod.metrics()
-        if re.search(r'trieton_searches{.*outcome="ok".*} [1-9]', text) or time.monotonic() > deadline:
+        if re.search(r'trieton_searches_total{.*outcome="ok".*} [1-9]', text) or time.monotonic() > deadline:
             break
         time.sleep(0.1)
     found: dict[str, set[str]] = {}
@@ -213,7 +233,7 @@ def test_the_dashboard_shows_every_metric_of_ours(exported):
     ours = {metric for metric in exported if metric.startswith("trieton_")}
     assert len(ours) > 15
     # A beam search has as many levels as its index: the number says nothing that searches do not.
-    assert ours - shown <= {"trieton_levels"}
+    assert ours - shown <= {"trieton_levels_total"}
 
 
 @pytest.mark.server
@@ -231,6 +251,7 @@ def test_models_are_controlled_with_the_key_only(pod):
 
 
 @pytest.mark.server
+@pytest.mark.case("W22")
 def test_the_server_follows_the_pointer_of_the_store_and_back(pod):
     first, second = pod.ids
     assert pod.answering() == first
@@ -249,15 +270,14 @@ def test_the_server_follows_the_pointer_of_the_store_and_back(pod):
 
 
 @pytest.mark.server
-def test_a_bundle_that_is_damaged_on_the_way_is_refused_once_and_the_old_one_serves(pod):
-    first, second = pod.ids
-    damaged = Path(pod.store.root) / second / "catalog.safetensors"
+def test_a_bundle_that_is_damaged_on_the_way_is_refused_once_and_the_old_one_serves(pod, make_tiny_bundle):
+    first = pod.ids[0]
+    other = pod.store.push(make_tiny_bundle(seed=2))  # no file of it is published, so all are fetched
+    damaged = Path(pod.store.root) / other / "catalog.safetensors"
     whole = damaged.read_bytes()
     try:
         damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        for version in pod.follower.repository.versions():  # not there any more, so it must be fetched
-            assert pod.follower.repository.bundle_id(version) == first
-        pod.store.point(second)
+        pod.store.point(other)
         assert not pod.follower.step()
         assert "refused" in pod.said[-1]
         said = len(pod.said)
@@ -282,6 +302,24 @@ def test_a_folder_with_another_bundle_in_it_is_refused_before_anything_is_copied
     assert not follower.step()
     assert f"holds bundle {real}" in said[0]
     assert follower.repository.versions() == []
+
+
+@pytest.mark.case("W09")
+def test_a_bundle_that_drops_named_sets_is_followed_only_where_that_is_allowed(tiny_bundle, make_tiny_bundle, tmp_path):
+    table = tmp_path / "sets.csv"
+    table.write_text("item_id,even\n1000,1\n")
+    refresh(make_tiny_bundle(), table, tmp_path / "fewer")
+    store = sync.Store(f"file://{tmp_path / 'store'}")
+    first, fewer = store.push(tiny_bundle), store.push(tmp_path / "fewer")
+    said: list[str] = []
+    (tmp_path / "srv").mkdir()
+    follower = sync.Follower(store, tmp_path / "srv" / "models", "127.0.0.1:1", say=said.append)
+    follower._publish(first, [])
+    with pytest.raises(OSError, match=r"lacks named sets.*none_at_all, rare, third.*--allow-dropped-sets"):
+        follower._publish(fewer, [])
+    willing = sync.Follower(store, tmp_path / "srv" / "models", "127.0.0.1:1", allow_dropped_sets=True, say=said.append)
+    willing._publish(fewer, [])
+    assert said[-1] == f"bundle {fewer} is version 2, placed"
 
 
 @pytest.mark.parametrize("text", ["", "../../etc", "latest", "0123456789abcde"])
@@ -335,7 +373,7 @@ def test_serve_starts_the_server_as_the_embedded_one_is_started():
     for argument in embedded:
         name, _, value = argument.partition("=")
         assert name in here or name in own, f"serve.sh lacks {name}"
-        if name.startswith("--strict") or name == "--model-control-mode":
+        if name.startswith(("--strict", "--metrics-config")) or name == "--model-control-mode":
             assert argument in here
         if "restricted" in name:
             assert value.removesuffix("=key") in here
@@ -357,7 +395,5 @@ def test_the_first_publish_makes_a_key_and_leaves_a_repository_with_versions_alo
 def test_the_server_ends_on_sigterm_in_time_with_exit_code_0(pod):
     # The last test of this file: it ends the server that the others use.
     assert pod.process.poll() is None
-    start = time.monotonic()
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.process.wait(20) == 0
-    assert time.monotonic() - start < 10
+    assert pod.process.wait(60) == 0, "held beyond its exit timeout"

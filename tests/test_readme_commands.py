@@ -21,6 +21,7 @@ PAGES = [
     ROOT / name
     for name in (
         "README.md",
+        "builder/PROMPT.md",
         "clients/README.md",
         "loadtest/README.md",
         "deploy/README.md",
@@ -78,7 +79,7 @@ def test_every_target_of_make_exists():
 
 
 def test_every_script_exists_with_its_options():
-    scripts = beginning("python loadtest", "python deploy", "python tests")
+    scripts = beginning("python loadtest", "python deploy", "python tests", "python builder")
     assert len(scripts) >= 4
     for script in {words[1] for words in scripts}:
         text = help_of(ROOT / script)
@@ -86,7 +87,10 @@ def test_every_script_exists_with_its_options():
             if words[1] == script:
                 assert all(option in text for option in long_options(words)), words
     runs = help_of(ROOT / "loadtest" / "run.py")
-    rows = [shlex.split(options) for options in re.findall(r"(?m)^\| `(--[^`]+)` \|", PAGES[2].read_text())]
+    rows = [
+        shlex.split(options)
+        for options in re.findall(r"(?m)^\| `(--[^`]+)` \|", (ROOT / "loadtest/README.md").read_text())
+    ]
     assert len(rows) == 6
     assert all(option in runs for words in rows for option in long_options(words))
 

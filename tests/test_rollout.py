@@ -26,7 +26,6 @@ from trieton_builder.rollout import (
 )
 from trieton_builder.rollout.canary import CanaryError
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.rollout.publishing import memory_allows
 from trieton_builder.server.leftovers import SHM
 from trieton_builder.server.process import TritonServer
 from trieton_client import Client
@@ -93,9 +92,10 @@ def test_publish_and_rollback_under_200_requests_a_second_fail_none_and_never_mi
         done = world.publish(1, preflight=True)
         assert (done.outcome, done.bundle_id, done.previous) == ("serving", new, 1)
         traffic.wait_for(new)
+        resident = {process.pid for process in world.server.processes()}
         back = rollback(world.root, **world.options)
         assert (back["from"], back["to"], back["bundle_id"]) == (2, 1, old)
-        assert next(step for step in back["steps"] if step["step"] == "load")["seconds"] < 1.0
+        assert {process.pid for process in world.server.processes()} <= resident, "it was started anew"
         traffic.wait_for(old)
     assert traffic.failures == []
     assert traffic.answered_by() == [old, new]
@@ -111,8 +111,6 @@ def test_a_version_number_is_never_used_twice_even_after_it_was_withdrawn(world)
 
 
 def test_without_the_memory_for_two_a_version_goes_and_comes_back_by_loading(world):
-    assert memory_allows("elsewhere:8001", 1 << 60)
-    assert not memory_allows("127.0.0.1:8001", 1 << 60)
     before = world.answering()
     done = world.publish(1, keep_previous=False)
     control = ServerControl(world.server.grpc_url, world.repository, key=world.server.control_key)
@@ -296,7 +294,7 @@ def test_publishes_in_a_row_leave_processes_files_and_shared_memory_flat(world):
         world.publish(number, keep=2)
         assert len(world.repository.versions()) == 2
     after = figures()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while after != before and time.monotonic() < deadline:  # connections of clients that have gone close a little later
         time.sleep(0.2)
         after = figures()

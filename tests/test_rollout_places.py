@@ -170,7 +170,7 @@ def test_every_wrong_input_is_one_line_and_exit_code_1(tmp_path, bundles):
         cases = [
             (("publish", tmp_path / "empty", root), "no manifest.json there; expected a bundle"),
             (("publish", bundles[0], root, "--triton", "localhost"), "expected HOST:PORT"),
-            (("publish", bundles[0], root, "--triton", f"localhost:{port + 1}"), "repository index failed"),
+            (("publish", bundles[0], root, "--triton", f"localhost:{port + 1}"), "no server answers there"),
             (("publish", bundles[0], tmp_path / "no" / "models"), "no such folder"),
             (("rollback", root), "version 1 is the only one"),
             (("rollback", root, "--to", "7"), "version 7 is not in"),
@@ -244,11 +244,15 @@ def test_the_commands_from_serve_to_rollback(tmp_path, bundles):
             "dry_run": False,
         }
         taken = addresses["http"].rpartition(":")[2]  # a second server that cannot start leaves the first one its note
-        assert "Address already in use" in one_line(command_here("serve", root, *ports[2:], "--http-port", taken))
-        assert json.loads((tmp_path / "models.rollout" / "server.json").read_text())["pid"] == addresses["pid"]
+        second = command_here("serve", root, *ports[2:], "--http-port", taken)
+        assert second.returncode == 1
+        assert f"is also served on {addresses['grpc']}" in second.stderr
+        assert "Address already in use" in second.stderr.splitlines()[-1]
+        (noted,) = (tmp_path / "models.rollout" / "servers").iterdir()
+        assert json.loads(noted.read_text())["pid"] == addresses["pid"]
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=30) == 0
-    assert not (tmp_path / "models.rollout" / "server.json").exists()
+    assert list((tmp_path / "models.rollout" / "servers").iterdir()) == []
 
 
 @pytest.mark.server

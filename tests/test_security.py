@@ -15,7 +15,7 @@ import grpc
 import pytest
 import torch
 from trieton.constraint.expressions import MAX_DEPTH, MAX_NAMES, MAX_TEXT
-from trieton.constraint.plane_cache import DEFAULT_MAX_BYTES
+from trieton.constraint.plane_cache import DEFAULT_MAX_BYTES, TEXT_MAX_BYTES
 from trieton.retriever.torch_export import TorchEngine
 from trieton.search.searcher import Limits
 from trieton_builder.bundle.model_config import MODEL_NAME, render_config
@@ -131,6 +131,7 @@ def test_the_limits_of_the_page_are_those_of_the_code():
         "MAX_DEPTH": MAX_DEPTH,
         "MAX_NAMES": MAX_NAMES,
         "DEFAULT_MAX_BYTES": DEFAULT_MAX_BYTES >> 20,
+        "TEXT_MAX_BYTES": TEXT_MAX_BYTES >> 20,
     }
 
 

@@ -60,6 +60,8 @@ def random_parameters(rng: random.Random) -> dict:
         parameters["beam_width"] = rng.choice([1, 20, 256, 257, 0, -5, False, "x"])
     if rng.random() < 0.5:
         parameters["constraint"] = rng.choice([*TEXTS, 5, True])
+    if rng.random() < 0.2:
+        parameters[rng.choice(["strict", "describe"])] = rng.choice([True, True, False, 1, "true"])
     if rng.random() < 0.1:
         parameters[rng.choice(["numresults", "Constraint", "x" * 300])] = 1
     return parameters

@@ -57,3 +57,9 @@ def error_from(failure: InferenceServerException, where: str) -> ClientError:
     """The error of this package that says what `failure` of tritonclient says."""
     status = str(failure.status() or "").removeprefix("StatusCode.")
     return _KINDS.get(status, ServerError)(failure.message() or status or "no reason given", where=where)
+
+
+def row_error(text: str, row: int | None) -> ClientError:
+    """The error of one row of an answer from its text "STATUS: reason"."""
+    status, _, reason = text.partition(": ")
+    return _KINDS.get(status, ServerError)(reason if row is None else f"row {row}: {reason}")

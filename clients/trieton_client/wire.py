@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trieton_client.errors import InvalidRequestError
+from trieton_client.errors import InvalidRequestError, row_error
 from trieton_client.results import Results
 
 Ids = Sequence[int] | Sequence[str] | np.ndarray
@@ -121,11 +121,14 @@ class Call:
 
 
 def read_results(response: Any, rows: int, model_version: str) -> list[Results]:
-    """One Results per row of tritonclient's InferResult."""
+    """One Results per row of tritonclient's InferResult. Raises the first row's error, where the server gives one."""
     names = ("item_ids", "scores", "codes", "num_results", "num_unknown", "certified", "bundle_id")
     ids, scores, codes, counts, unknown, certified, bundle_id = (response.as_numpy(name) for name in names)
     results = []
+    errors = response.as_numpy("error")
     for row in range(rows):
+        if errors is not None and errors[row, 0]:
+            raise row_error(errors[row, 0].decode(errors="replace"), row if rows > 1 else None)
         n = int(counts[row, 0])
         row_ids = ids[row, :n]
         if row_ids.dtype == object:

@@ -30,6 +30,7 @@ class Panel:
         kind: "timeseries" or "stat" (the last value, large).
         width, height: in cells of the grid.
         maximum: upper end of the axis, where there is a natural one.
+        text: of a stat, what stands there: the "value", or the "name" of the series.
         stacked: series add up to a whole.
     """
 
@@ -42,6 +43,7 @@ class Panel:
     height: int = 8
     maximum: float | None = None
     stacked: bool = False
+    text: str = "value"
 
 
 def rate(metric: str, labels: str = OURS, by: str = "") -> str:
@@ -56,7 +58,7 @@ def ratio(part: str, whole: str) -> str:
 
 def share(metric: str) -> str:
     """Share of the answered searches that a counter counts."""
-    return ratio(rate(metric), rate("trieton_searches", OURS + ', outcome="ok"'))
+    return ratio(rate(metric), rate("trieton_searches_total", OURS + ', outcome="ok"'))
 
 
 def per_request_ms(metric: str) -> str:
@@ -69,9 +71,9 @@ def quantile(value: str) -> str:
     return f'max(nv_inference_request_summary_us{{{OURS}, quantile="{value}"}}) / 1000'
 
 
-def serving(metric: str) -> str:
-    """A gauge of the version that answers, per server."""
-    return f"max by (instance) ({metric}{{{OURS}}})"
+def loaded(metric: str, by: str = "instance") -> str:
+    """A gauge of the loaded versions, the largest per server; those of unloaded versions are 0."""
+    return f"max by ({by}) ({metric}{{{OURS}}} > 0)"
 
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -81,7 +83,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Searches per second",
                 "Answered, all servers.",
-                ((rate("trieton_searches", OURS + ', outcome="ok"'), ""),),
+                ((rate("trieton_searches_total", OURS + ', outcome="ok"'), ""),),
                 "reqps", "stat", 4, 4,
             ),
             Panel(
@@ -92,21 +94,28 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Failed",
-                "Share of requests that the server refused or could not answer.",
-                ((ratio(rate("nv_inference_request_failure"),
-                        f"{rate('nv_inference_request_failure')} + {rate('nv_inference_request_success')}"), ""),),
+                "Share of searches that went wrong in the model, which the server does not count; and of requests that "
+                "the server itself refused or lost.",
+                (
+                    (ratio(rate("trieton_searches_total", OURS + ', outcome="failed"'), rate("trieton_searches_total")),
+                     "searches"),
+                    (ratio(rate("nv_inference_request_failure"),
+                           f"{rate('nv_inference_request_failure')} + {rate('nv_inference_request_success')}"),
+                     "server"),
+                ),
                 "percentunit", "stat", 4, 4,
             ),
-            Panel("Version", "Number of the served version.", ((serving("trieton_model_version"), "{{instance}}"),),
-                  "none", "stat", 4, 4),
+            Panel("Version that answers", "The one with the most searches now.",
+                  ((f"topk(1, {rate('trieton_searches_total', by='version')} > 0)", "{{version}}"),),
+                  "none", "stat", 4, 4, text="name"),
             Panel(
-                "Bundle",
-                "First 12 hex digits of the bundle id that serves. Servers that differ are in the middle of a rollout.",
-                ((serving("trieton_bundle"), "{{instance}}"),),
-                "hex", "stat", 4, 4,
+                "Bundles",
+                "Id of every bundle that is loaded, and its version. Two: the version before is kept.",
+                ((f"max by (version, bundle_id) (trieton_bundle_info{{{OURS}}}) == 1", "{{version}}: {{bundle_id}}"),),
+                "none", "stat", 4, 4, text="name",
             ),
-            Panel("Index age", "Time since the served version became ready.",
-                  ((f"time() - {serving('trieton_ready_time_seconds')}", "{{instance}}"),), "s", "stat", 4, 4),
+            Panel("Index age", "Time since the newest loaded version became ready.",
+                  ((f"time() - {loaded('trieton_ready_time_seconds')}", "{{instance}}"),), "s", "stat", 4, 4),
         ),
     ),
     (
@@ -115,13 +124,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Searches by outcome",
                 "invalid: refused with a reason. cancelled: the caller's deadline had passed. failed: ours.",
-                ((rate("trieton_searches", by="outcome"), "{{outcome}}"),),
+                ((rate("trieton_searches_total", by="outcome"), "{{outcome}}"),),
                 "reqps", stacked=True,
             ),
             Panel(
                 "Requests that the server did not answer",
-                "REJECTED: the queue was full or the request waited too long. BACKEND: an error of the model. "
-                "CANCELED: the caller left. OTHER: malformed.",
+                "REJECTED: the queue was full or the request waited too long. BACKEND: the model's process is dead. "
+                "CANCELED: the caller left. OTHER: malformed. Errors that the model tells are not in it, see beside.",
                 ((rate("nv_inference_request_failure", by="reason"), "{{reason}}"),),
                 "reqps", stacked=True,
             ),
@@ -152,8 +161,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Where a batch spends it",
                 "Seconds of work per batch, by stage of the search.",
-                ((f"sum by (stage) (rate(trieton_stage_seconds{{{OURS}}}[{WINDOW}])) "
-                  f"/ on () group_left () ({rate('trieton_executions')} > 0)", "{{stage}}"),),
+                ((f"sum by (stage) (rate(trieton_stage_seconds_total{{{OURS}}}[{WINDOW}])) "
+                  f"/ on () group_left () ({rate('trieton_executions_total')} > 0)", "{{stage}}"),),
                 "s", stacked=True,
             ),
         ),
@@ -165,8 +174,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Batch size",
                 "Mean number of queries that the server put together, and that one beam search took.",
                 (
-                    (ratio(rate("trieton_batched_queries"), rate("trieton_executions")), "queries per execution"),
-                    (ratio(rate("trieton_batched_queries"), rate("trieton_batches")), "queries per beam search"),
+                    (ratio(rate("trieton_batched_queries_total"), rate("trieton_executions_total")),
+                     "queries per execution"),
+                    (ratio(rate("trieton_batched_queries_total"), rate("trieton_batches_total")),
+                     "queries per beam search"),
                 ),
                 "none", width=6,
             ),
@@ -174,20 +185,23 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Short and certified results",
                 "Short: fewer items than asked for (a tight constraint, or a narrow beam). Certified: proven to be the "
                 "true top of everything allowed.",
-                ((share("trieton_short_results"), "short"), (share("trieton_certified_results"), "certified")),
+                ((share("trieton_short_results_total"), "short"),
+                 (share("trieton_certified_results_total"), "certified")),
                 "percentunit", maximum=1, width=6,
             ),
             Panel(
                 "Items",
-                "Per search. Unknown: ids of histories that the catalogue lacks; they grow when it lags behind.",
-                ((share("trieton_results"), "returned"), (share("trieton_unknown_items"), "unknown in the history")),
+                "Per search. Unknown: ids that the catalogue lacks; they grow when it lags behind.",
+                ((share("trieton_results_total"), "returned"),
+                 (share("trieton_unknown_items_total"), "unknown in the history"),
+                 (share("trieton_unknown_listed_items_total"), "unknown in lists")),
                 "none", width=6,
             ),
             Panel(
                 "Candidates ranked",
                 "Per search: allowed children that better ones had not ruled out. Few under a tight constraint, "
                 "none on a GPU, whose kernel does not count.",
-                ((share("trieton_candidates"), "candidates"),),
+                ((share("trieton_candidates_total"), "candidates"),),
                 "none", width=6,
             ),
         ),
@@ -198,15 +212,17 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Compiled constraints found",
                 "Share of constraints that were in the plane cache.",
-                ((ratio(rate("trieton_plane_cache_hits"),
-                        f"{rate('trieton_plane_cache_hits')} + {rate('trieton_plane_cache_misses')}"), "hits"),),
+                ((ratio(rate("trieton_plane_cache_hits_total"),
+                        f"{rate('trieton_plane_cache_hits_total')} + {rate('trieton_plane_cache_misses_total')}"),
+                  "hits"),),
                 "percentunit", maximum=1,
             ),
             Panel(
                 "Compile time",
                 "Per constraint that had to be compiled, and how many compiled ones were dropped for space.",
                 (
-                    (ratio(rate("trieton_compile_seconds"), rate("trieton_plane_cache_misses")), "per constraint"),
+                    (ratio(rate("trieton_compile_seconds_total"), rate("trieton_plane_cache_misses_total")),
+                     "per constraint"),
                 ),
                 "s",
             ),
@@ -219,7 +235,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "bytes", width=4,
             ),
             Panel("Evictions", "Compiled constraints dropped for space, per second.",
-                  ((rate("trieton_plane_cache_evictions"), "evictions"),), "cps", width=4),
+                  ((rate("trieton_plane_cache_evictions_total"), "evictions"),), "cps", width=4),
         ),
     ),
     (
@@ -228,14 +244,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Answers by version",
                 "A rollout is a change of colour. Two for longer than a moment: servers differ, or callers pin one.",
-                ((rate("nv_inference_request_success", by="version"), "version {{version}}"),),
+                ((rate("trieton_searches_total", OURS + ', outcome="ok"', by="version"), "version {{version}}"),),
                 "reqps", stacked=True,
             ),
             Panel(
                 "Index",
-                "Items and distinct semantic IDs of the served version.",
-                ((serving("trieton_index_items"), "items {{instance}}"),
-                 (serving("trieton_index_leaves"), "semantic IDs {{instance}}")),
+                "Items and distinct semantic IDs of the loaded versions.",
+                ((loaded("trieton_index_items", "version"), "items of {{version}}"),
+                 (loaded("trieton_index_leaves", "version"), "semantic IDs of {{version}}")),
                 "short",
             ),
             Panel(
@@ -243,7 +259,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Of the machine, of the index (mapped, shared by all instances), and pinned for transfers.",
                 (
                     (f"max by (instance) (nv_cpu_memory_used_bytes{{{SERVER}}})", "machine {{instance}}"),
-                    (serving("trieton_index_bytes"), "index {{instance}}"),
+                    (loaded("trieton_index_bytes"), "index {{instance}}"),
                     (f"max by (instance) (nv_pinned_memory_pool_used_bytes{{{SERVER}}})", "pinned {{instance}}"),
                 ),
                 "bytes",
@@ -291,7 +307,7 @@ def make_dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 _variable("instance", "label_values(nv_inference_request_success, instance)", many=True),
-                _variable("model", "label_values(trieton_searches, model)", many=False),
+                _variable("model", "label_values(trieton_searches_total, model)", many=False),
             ]
         },
         "annotations": {
@@ -301,7 +317,8 @@ def make_dashboard() -> dict[str, Any]:
                     "datasource": DATASOURCE,
                     "enable": True,
                     "iconColor": "purple",
-                    "expr": f"changes(trieton_ready_time_seconds{{{OURS}}}[{WINDOW}]) > 0",
+                    # The newest loaded version is another one: after a rollback, too.
+                    "expr": f"changes(({loaded('trieton_ready_time_seconds')})[{WINDOW}:]) > 0",
                     "titleFormat": "New version on {{instance}}",
                 }
             ]
@@ -346,6 +363,7 @@ def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     }
     if panel.kind == "stat":
         made["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "none"}
+        made["options"]["textMode"] = panel.text
     else:
         defaults["custom"] = {
             "fillOpacity": 25 if panel.stacked else 0,

@@ -12,6 +12,8 @@ The bundle id is a digest of the manifest, and so of everything in the bundle: b
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,16 @@ FORMAT = "trieton-bundle"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 RETRIEVER = "retriever"
+BYTECODE = "__pycache__"
 INDEX_FILES = ("index.safetensors", "catalog.safetensors", "sets.safetensors")  # trie, items, named sets
+
+_FOLDER = "a folder"
+_KINDS = {
+    stat.S_ISDIR: _FOLDER,
+    stat.S_ISLNK: "a link",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+}
 
 
 class BundleError(ValueError):
@@ -73,7 +84,7 @@ class Bundle:
         return self.manifest["bundle_id"]
 
     def load_retriever(self, *, threads: int | None = None) -> Retriever:
-        """Start the exported retriever's engine where the index is; `threads` per operator, None lets it choose."""
+        """Start the exported retriever's engine where the index is; `threads` per operator, None takes one."""
         return Retriever.open(self.path / RETRIEVER, threads=threads, device=self.index.device.split(":")[0])
 
 
@@ -81,10 +92,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a version directory, checked against its own id. Raises BundleError."""
     file = path / MANIFEST
     try:
+        if _kind(file.lstat().st_mode):  # to read a pipe would wait for ever
+            raise BundleError(f"{file}: {_kind(file.lstat().st_mode)}; expected a plain file")
         manifest = json.loads(file.read_text())
         found, version, claimed = manifest["format"], manifest["format_version"], manifest["bundle_id"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{file}: missing; expected a bundle, as `trieton build` writes it") from None
+    except BundleError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{file}: not readable ({type(error).__name__}: {error})") from None
     if found != FORMAT:
@@ -122,16 +137,46 @@ def check_fit(index: StaticIndex, spec: RetrieverSpec) -> None:
         raise BundleError("index has semantic IDs of different lengths, but the retriever declares no end token")
 
 
+def list_files(folder: Path) -> dict[str, int]:
+    """{name: bytes} of every file of a bundle, names with "/". Bytecode that an interpreter left is no part of it.
+
+    Raises:
+        BundleError: something is neither a plain file nor a folder; what a link points to may change, and a pipe or a
+            socket cannot be copied.
+    """
+    files, folders = {}, [folder]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            mode = entry.stat(follow_symlinks=False).st_mode
+            kind = _kind(mode)
+            if kind and kind != _FOLDER:
+                raise BundleError(f"{entry.path}: {kind}; expected plain files and folders in a bundle")
+            if kind != _FOLDER:
+                files[os.path.relpath(entry.path, folder)] = entry.stat(follow_symlinks=False).st_size
+            elif entry.name != BYTECODE:
+                folders.append(Path(entry.path))
+    return files
+
+
+def _kind(mode: int) -> str:
+    """What an entry is that is no plain file; empty for one that is."""
+    return next((text for is_kind, text in _KINDS.items() if is_kind(mode)), "" if stat.S_ISREG(mode) else "a device")
+
+
 def _check_files(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> None:
-    # Interpreters leave bytecode beside model.py; nothing else may stand in a version directory.
-    present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file() and p.parent.name != "__pycache__"}
-    extra = sorted(present - set(files) - {MANIFEST})
-    missing = sorted(set(files) - present)
+    present = list_files(path)
+    extra = sorted(set(present) - set(files) - {MANIFEST})
+    missing = sorted(set(files) - set(present))
+    if BYTECODE in missing:
+        # A bundle of ours has a file of that name, because a folder would make the server start the version twice.
+        raise BundleError(
+            f"{path / BYTECODE}: a folder of bytecode or nothing where the bundle has a file; take the bundle anew "
+            "from where it was built"
+        )
     if missing or extra:
         raise BundleError(f"{path}: missing files {missing}, files that the manifest does not name {extra}")
     for name, recorded in files.items():
-        size = (path / name).stat().st_size
-        if size != recorded["size"]:
-            raise BundleError(f"{path / name}: expected {recorded['size']} bytes, got {size}")
+        if present[name] != recorded["size"]:
+            raise BundleError(f"{path / name}: expected {recorded['size']} bytes, got {present[name]}")
         if verify and describe_file(path / name)["sha256"] != recorded["sha256"]:
             raise BundleError(f"{path / name}: checksum differs from the manifest: altered or damaged")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trieton.bundle import (
+    BYTECODE,
     FORMAT,
     FORMAT_VERSION,
     INDEX_FILES,
@@ -18,6 +19,7 @@ from trieton.bundle import (
     describe_file,
 )
 from trieton.constraint.compile import compile_constraint
+from trieton.constraint.expressions import parse
 from trieton.index.static_index import StaticIndex
 from trieton.retriever.session import RetrieverSpec
 
@@ -52,14 +54,15 @@ def write_bundle(
 
     Raises:
         BundleError: index and retriever do not fit each other.
-        ValueError: an expression that this index cannot compile, or a retriever whose files are not those exported.
+        ValueError: an expression that this index cannot compile, a base constraint that allows no item, or a retriever
+            whose files are not those exported.
         FileExistsError: `out_dir` exists.
     """
     out_dir, retriever_dir = Path(out_dir), Path(retriever_dir)
     spec = RetrieverSpec.load(retriever_dir)
     check_fit(index, spec)
     spec.check_files(retriever_dir)
-    for expression in [*expressions, *([base_constraint] if base_constraint else [])]:
+    for expression in expressions:
         compile_constraint(index, expression)
 
     def fill(directory: Path) -> None:
@@ -84,7 +87,12 @@ def assemble(
     """Let `fill(directory)` put the parts into a partial directory, describe them, verify, and rename it to `out_dir`.
 
     `fields` are the manifest's entries that cannot be read off the parts: provenance, base_constraint, expressions.
+
+    Raises:
+        ValueError: the base constraint allows no item.
+        FileExistsError: `out_dir` exists.
     """
+    check_base(index, fields.get("base_constraint"))
     if out_dir.exists():
         raise FileExistsError(f"{out_dir}: exists already; a bundle is never changed, choose another directory")
     with whole_directory(out_dir) as partial:
@@ -92,7 +100,7 @@ def assemble(
         (partial / "model.py").write_text(MODEL_PY)
         # A file where Python would make a folder for bytecode: the stub ignores PYTHONDONTWRITEBYTECODE, and a
         # file that appears in a version makes the server initialise that version again at the next load.
-        (partial / "__pycache__").write_text("A file, so that no folder of bytecode appears here.\n")
+        (partial / BYTECODE).write_text("A file, so that no folder of bytecode appears here.\n")
         files = sorted(p for p in partial.rglob("*") if p.is_file())
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -113,3 +121,22 @@ def assemble(
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         Bundle.open(partial, verify=False)
     return manifest["bundle_id"]
+
+
+def check_base(index: StaticIndex, base: str | None) -> None:
+    """Refuse a base constraint that allows no item of the index: every answer would be empty.
+
+    Raises:
+        ValueError: names the sets of the constraint that have no item.
+    """
+    if base is None:
+        return
+    compile_constraint(index, base)  # says what is wrong with one that cannot be read
+    expression = parse(base)
+    if expression.evaluate(index.sets, index.num_items).any():
+        return
+    empty = sorted(name for name in expression.names() if not index.sets.sizes().get(name))
+    raise ValueError(
+        f"the base constraint {base!r} allows none of the {index.num_items} items, so every answer would be empty"
+        + (f"; empty sets: {', '.join(empty)}" if empty else "")
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, out
 from trieton_builder.cli.query import item_ids
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def explain(
     bundle: Path = typer.Option(..., help="A bundle, e.g. a published version directory."),
     num_results: int = typer.Option(10, "--num-results", "-k", help="Items wanted."),
     beam_width: int | None = typer.Option(None, "--beam-width", "-b"),
-    constraint: str | None = typer.Option(None, "--constraint", "-c", help='E.g. "fresh and not adult".'),
+    constraint: str | None = typer.Option(None, "--constraint", "-c", help=CONSTRAINT_HELP),
     include: str | None = typer.Option(None, help="Only these items, separated by commas."),
     exclude: str | None = typer.Option(None, help="Never these items, separated by commas."),
     html: Path | None = typer.Option(None, help="Write one HTML page with a picture of the trie around the result."),
@@ -59,17 +59,19 @@ def explain(
 
 
 def _print(e: "Explanation") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
-    constraint = f", constraint [bold]{e.constraint}[/]" if e.constraint else ""
     out.print(
-        f"bundle {e.bundle_id}, beam width {e.beam_width}{constraint}: "
+        f"bundle {e.bundle_id}, beam width {e.beam_width}{f', constraint {e.constraint}' if e.constraint else ''}: "
         f"{e.allowed_items:,} of {e.num_items:,} items allowed, a prompt of {len(e.prompt)} tokens"
     )
     for trace in e.levels:
         out.print(
-            f"\n[bold]level {trace.level}[/]: {trace.candidates} candidates, the constraint took away "
-            f"{trace.candidates - trace.allowed} ({trace.missed} would have stayed), {len(trace.kept)} stayed"
+            Text(f"\nlevel {trace.level}", "bold"),
+            f": {trace.candidates} candidates, the constraint took away {trace.candidates - trace.allowed} "
+            f"({trace.missed} would have stayed), {len(trace.kept)} stayed",
+            sep="",
         )
         table = Table("stayed", "score", "taken away", "score", box=None, pad_edge=False)
         for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
@@ -88,7 +90,9 @@ def _print(e: "Explanation") -> None:
         if trace.pruned is not None:
             out.print(f"no room for {_prefix(trace.pruned[0])} ({trace.pruned[1]:.4f}) and what scored less")
     proven = "the proven top" if e.answer.certified else "the best of the beam"
-    table = Table("#", "item", "score", "semantic ID", title=f"answer: {proven}", title_justify="left")
+    table = Table(
+        "#", Column("item", overflow="fold"), "score", "semantic ID", title=f"answer: {proven}", title_justify="left"
+    )
     rows = zip(e.answer.item_ids.tolist(), e.answer.scores.tolist(), e.answer.codes.tolist(), strict=True)
     for rank, (item, score, codes) in enumerate(rows, 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", _prefix(codes))

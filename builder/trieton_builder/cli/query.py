@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, goes_with, out, print_json
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, goes_with, out, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ def query(
     model: str = MODEL,
     num_results: int = typer.Option(10, "--num-results", "-k", help="Items wanted."),
     beam_width: int | None = typer.Option(None, "--beam-width", "-b", help="The server's default when left out."),
-    constraint: str | None = typer.Option(None, "--constraint", "-c", help='E.g. "fresh and not adult".'),
+    constraint: str | None = typer.Option(None, "--constraint", "-c", help=CONSTRAINT_HELP),
     include: str | None = typer.Option(None, help="Only these items, separated by commas."),
     exclude: str | None = typer.Option(None, help="Never these items, separated by commas."),
     timeout: float = TIMEOUT,
@@ -116,7 +116,7 @@ def _table(results: "Results", milliseconds: float) -> "Table":
         f"version {results.model_version} · {milliseconds:.1f} ms"
     )
     for name, side in (("#", "right"), ("item", "left"), ("score", "right"), ("semantic ID", "left")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
     for rank, ((item, score), codes) in enumerate(zip(results, results.codes.tolist(), strict=True), 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", " ".join(str(code) for code in codes if code >= 0))
     return table

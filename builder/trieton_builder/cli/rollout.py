@@ -4,20 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.padding import Padding
 from rich.status import Status
 from rich.text import Text
 
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, out, print_json
+from trieton_builder.console import shown
 
 REPOSITORY = typer.Argument(help="Model repository.")
 TRITON = typer.Option(
     None,
     "--triton",
     help="gRPC addresses of the servers, HOST:PORT,HOST:PORT,... in the order of their change; HOST:PORT=FOLDER "
-    "for one with a repository of its own; `none` tells no server. Default: the one that `trieton serve` runs here.",
+    "for one with a repository of its own; `none` tells no server. Default: all that `trieton serve` runs here.",
 )
 KEY_FILE = typer.Option(
     None, help="File with the control key. Default: $TRIETON_CONTROL_KEY, then control.key beside the repository."
@@ -56,6 +56,9 @@ def publish(
         help="Canary requests. Default: canaries.json beside the repository, or 3 made up.",
     ),
     keep: int | None = typer.Option(None, min=1, help="Afterwards remove all but this many newest versions."),
+    allow_dropped_sets: bool = typer.Option(
+        False, "--allow-dropped-sets", help="Publish although named sets of the current version are missing."
+    ),
     wait: float = WAIT,
     timeout: float = TIMEOUT,
     dry_run: bool = DRY_RUN,
@@ -64,6 +67,7 @@ def publish(
     """Make a bundle the next version: stage, verify, preflight, one rename, load, canaries; or all as it was before."""
     from trieton_builder.rollout.canary import load_canaries
     from trieton_builder.rollout.publishing import publish as run
+    from trieton_builder.rollout.steps import numbers
 
     with _Display() as display:
         done = run(
@@ -76,6 +80,7 @@ def publish(
             keep_previous=keep_previous,
             canaries=None if canaries is None else load_canaries(canaries),
             keep=keep,
+            allow_dropped_sets=allow_dropped_sets,
             dry_run=dry_run,
             wait=wait,
             load_timeout=timeout,
@@ -83,12 +88,18 @@ def publish(
         )
     if as_json:
         print_json(done.to_json())
-    elif done.outcome == "serving":
-        print(f"version {done.version} (bundle {done.bundle_id}) serves on {', '.join(done.servers)}")
-    elif done.outcome == "placed":
-        print(f"version {done.version} (bundle {done.bundle_id}) is in place; a server loads it when it starts")
-    else:
+    elif done.outcome == "planned":
         print(f"would publish bundle {done.bundle_id} as version {done.version}; nothing was changed")
+    else:
+        serves = f"serves on {', '.join(done.servers)}"
+        placed = "is in place; a server loads it when it starts"
+        withdrawn = [f"{numbers(done.withdrawn)} withdrawn, left by a killed publisher"] if done.withdrawn else []
+        removed = [f"{numbers(done.removed)} removed"] if done.removed else []
+        print(
+            f"version {done.version} (bundle {done.bundle_id}) ",
+            "; ".join([serves if done.outcome == "serving" else placed, *done.notes, *withdrawn, *removed]),
+            sep="",
+        )
 
 
 @app.command()
@@ -163,18 +174,16 @@ def versions(
     # A command is longer than any terminal is wide: it stands below its version instead of in a column.
     out.print(f"{'version':>7}  {'state':9}  {'bundle':16}  {'items':>13}  published (UTC)", style="bold")
     for row in rows:
-        state = {"serving": "[green]{}[/]", "current": "[green]{}[/]", "failed": "[red]{}[/]"}.get(row["state"], "{}")
+        style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"], "")
         items = f"{row['items']:,}" if "items" in row else ""
         published = row.get("time", "").replace("T", " ")[:16]
-        out.print(
-            f"{row['version']:7}  {state.format(format(row['state'], '9'))}  {row.get('bundle_id', ''):16}  "
-            f"{items:>13}  {published}"
-        )
+        rest = f"  {row.get('bundle_id', ''):16}  {items:>13}  {published}"
+        out.print(Text.assemble(f"{row['version']:7}  ", (format(row["state"], "9"), style), rest))
         error = " ".join(row.get("error", "").split())
         last = row.get("last", "publish")
         remark = error[:200] + " ..." * (len(error) > 200) or ("" if last.startswith("publish") else last)
         for text in filter(None, (row.get("command"), remark)):
-            out.print(Padding(Text(text, style="dim"), (0, 0, 0, 9)))
+            out.print(Padding(Text(shown(text), style="dim"), (0, 0, 0, 9)))
 
 
 @app.command()
@@ -220,7 +229,7 @@ def record(
     ),
     triton: str | None = TRITON,
     num_results: int = typer.Option(10, min=1, help="Items to ask for."),
-    constraint: str | None = typer.Option(None, help="Expression over named sets that every request carries."),
+    constraint: str | None = typer.Option(None, help=f"What every request carries. {CONSTRAINT_HELP}"),
     min_overlap: float = typer.Option(
         0.0, min=0, max=1, help="Share of the items before that a new version must give."
     ),
@@ -234,18 +243,18 @@ def record(
     from trieton_builder.bundle.protected import refuse_inside
     from trieton_builder.rollout import canary
     from trieton_builder.rollout.repository import Repository
-    from trieton_builder.rollout.targets import Endpoint, running_server
+    from trieton_builder.rollout.targets import Endpoint, running_servers
 
     repo = Repository(repository)
     repo.require()
     refuse_inside(output)
     named = _servers(triton)
-    url = Endpoint.parse(named[0]).url if named else running_server(repo)
-    if url is None:
+    running = [Endpoint.parse(named[0]).url] if named else running_servers(repo)
+    if not running:
         raise ValueError("no server: name one with --triton HOST:PORT")
     asked = canary.read_histories(histories) if histories else canary.spread_histories(repo.path(repo.current() or 0))
     recorded = canary.record(
-        url,
+        running[0],
         asked,
         num_results=num_results,
         constraint=constraint,
@@ -269,16 +278,16 @@ class _Display:
     def show(self, event: Any) -> None:
         if event.state == "begin":
             self._stop()
-            self._status = err.status(f"{event.step}: {escape(event.text)}")
+            self._status = err.status(f"{event.step}: {event.text}")
             self._status.start()
         elif event.state == "end":
             self._stop()
-            err.print(f"[green]✓[/] {event.step:10} {event.seconds:7.2f} s  {escape(event.text)}")
+            err.print(Text("✓", "green"), f"{event.step:10} {event.seconds:7.2f} s  {event.text}")
         elif event.state == "fail":
             self._stop()
-            err.print(f"[red]✗[/] {event.step:10} {event.seconds:7.2f} s")
+            err.print(Text("✗", "red"), f"{event.step:10} {event.seconds:7.2f} s")
         else:
-            err.print(f"  {escape(event.text)}")
+            err.print(f"  {event.text}")
 
     def _stop(self) -> None:
         if self._status is not None:
@@ -308,5 +317,8 @@ def _print_moved(done: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(done)
         return
+    from trieton_builder.rollout.steps import numbers
+
     where = f" on {', '.join(done['servers'])}" if done["servers"] else "; a server loads it when it starts"
-    print(f"version {done['from']} is withdrawn, version {done['to']} (bundle {done['bundle_id']}) answers{where}")
+    gone = f"{numbers(done['withdrawn'])} withdrawn" if done["withdrawn"] else "nothing is withdrawn"
+    print(f"{gone}, version {done['to']} (bundle {done['bundle_id']}) answers{where}")

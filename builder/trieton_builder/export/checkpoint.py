@@ -8,42 +8,12 @@ import torch
 from torch import nn
 
 from trieton_builder.export.family import ExportError
+from trieton_builder.export.said import read_said
+from trieton_builder.export.weights import weight_files
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD = ".masked_bias"  # a constant that older releases saved with GPT-2
 FLOATS = ("F64", "F32", "F16", "BF16")
-PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
-def weight_files(folder: str | Path) -> list[Path]:
-    """The weight files of a checkpoint, each checked to be there.
-
-    Raises:
-        ExportError: names the file that is missing; pickled weights are refused.
-    """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ExportError(f"{folder / 'config.json'}: missing; expected a Hugging Face checkpoint on disk")
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        try:
-            names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-            if not names or not all(isinstance(name, str) for name in names):
-                raise ValueError(f"weight_map: expected names of files, got {names}")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise ExportError(f"{folder / INDEX}: not readable ({type(error).__name__}: {error})") from None
-        missing = [name for name in sorted(names) if not (folder / name).is_file()]
-        if missing:
-            raise ExportError(f"{folder / missing[0]}: missing; {INDEX} names {len(names)} weight files")
-        return [folder / name for name in sorted(names)]
-    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickled:
-        raise ExportError(
-            f"{folder / pickled[0]}: pickled weights can run code and are refused; save the model again with "
-            f"save_pretrained, which writes {WEIGHTS}"
-        )
-    raise ExportError(f"{folder / WEIGHTS}: missing; expected the weights of the checkpoint")
+HEAD = "lm_head.weight"
 
 
 def load_checkpoint(folder: str | Path, families: dict[str, Any]) -> nn.Module:
@@ -98,18 +68,47 @@ def load_checkpoint(folder: str | Path, families: dict[str, Any]) -> nn.Module:
             f"{folder}: {len(extra)} weights have no place in the {kind} model of config.json, the first is "
             f"{extra[0]}; save it again by its class"
         )
-    _refuse_integers(files, [name for name, _ in model.named_parameters()])
+    if config.is_encoder_decoder and model.config.decoder_start_token_id is None:
+        model.config.decoder_start_token_id = read_said(folder).start_token  # generation_config.json may name it alone
+    held = _held(files)
+    _refuse_integers(held, [name for name, _ in model.named_parameters()])
+    _refuse_two_heads(folder, model, HEAD in held)
     return model.eval()
 
 
-def _refuse_integers(files: list[Path], parameters: list[str]) -> None:
-    """Quantised weights without the scales that make numbers of them would be taken for numbers."""
+def _held(files: list[Path]) -> dict[str, tuple[Path, str]]:
+    """The file and type of every tensor."""
     from safetensors import safe_open
 
+    held: dict[str, tuple[Path, str]] = {}
     for file in files:
         with safe_open(file, framework="pt") as weights:
-            for name in weights.offset_keys():
-                dtype = weights.get_slice(name).get_dtype()
-                # Masks, which older releases saved, are nobody's parameters. A body may be saved without its prefix.
-                if dtype not in FLOATS and any(f".{parameter}".endswith(f".{name}") for parameter in parameters):
-                    raise ExportError(f"{file}: {name}: expected weights of {', '.join(FLOATS)}, got {dtype}")
+            held |= {name: (file, weights.get_slice(name).get_dtype()) for name in weights.offset_keys()}
+    return held
+
+
+def _refuse_integers(held: dict[str, tuple[Path, str]], parameters: list[str]) -> None:
+    """Quantised weights without the scales that make numbers of them would be taken for numbers."""
+    for name, (file, dtype) in held.items():
+        # Masks, which older releases saved, are nobody's parameters. A body may be saved without its prefix.
+        if dtype not in FLOATS and any(f".{parameter}".endswith(f".{name}") for parameter in parameters):
+            raise ExportError(f"{file}: {name}: expected weights of {', '.join(FLOATS)}, got {dtype}")
+
+
+def _refuse_two_heads(folder: str | Path, model: nn.Module, has_head: bool) -> None:
+    """A head that config.json ties to the embeddings and the file does not, or the other way round.
+
+    Releases of transformers differ in which of the two they believe.
+    """
+    fields = json.loads((Path(folder) / "config.json").read_bytes())
+    tied = fields.get("tie_word_embeddings", model.config.tie_word_embeddings)
+    # Since 5.x a T5 always says tied; whether it is scaled, as tied ones are, stands in a field of its own.
+    tied = tied and fields.get("scale_decoder_outputs") is None
+    alike = torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
+    if tied and has_head and not alike:
+        raise ExportError(
+            f"{folder}: config.json ties the head to the embeddings (tie_word_embeddings), but the weights hold a "
+            f"{HEAD} of its own; set tie_word_embeddings to what the model was trained with"
+        )
+    if not fields.get("tie_word_embeddings", True) and not has_head:
+        raise ExportError(f"{folder}: config.json does not tie the head to the embeddings, but {HEAD} is missing")

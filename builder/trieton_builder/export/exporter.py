@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 from trieton.retriever.session import PromptTemplate, Retriever, RetrieverSpec
+from trieton.retriever.spec import Framing
 
 from trieton_builder.export.family import ExportError, Graphs, Limits
 from trieton_builder.export.gpt2 import gpt2_graphs
 from trieton_builder.export.graphs import export_onnx, export_programs
 from trieton_builder.export.llama import llama_graphs
-from trieton_builder.export.parity import largest_difference, reference_logits
+from trieton_builder.export.parity import LARGE, largest_difference, reference_logits
+from trieton_builder.export.samples import Agreement, Samples, compare, read_samples
 from trieton_builder.export.t5 import t5_graphs
 from trieton_builder.files.whole_directory import whole_directory
 
@@ -42,10 +44,14 @@ class Export:
     Attributes:
         spec: the retriever's declaration with its fingerprint.
         largest_difference: of any log-probability from the PyTorch model's, over random prompts; None when not checked.
+        agreement: with the PyTorch model on the prompts of `check_with`; None without them.
+        by_company: adopted graphs only: the largest difference between a prompt alone and in a batch of others.
     """
 
     spec: RetrieverSpec
     largest_difference: float | None
+    agreement: Agreement | None = None
+    by_company: float | None = None
 
 
 def export_retriever(
@@ -58,6 +64,8 @@ def export_retriever(
     dtype: str = "float32",
     engine: str = "onnx",
     check: bool = True,
+    check_with: str | Path | None = None,
+    checkpoint: Framing | None = None,
     overwrite: bool = False,
 ) -> Export:
     """Export `model` into the directory `out_dir`, which appears whole or not at all.
@@ -72,12 +80,14 @@ def export_retriever(
             for it "bfloat16" halves the file, and weights are widened to float32 when they are loaded.
         engine: "onnx" for ONNX Runtime, "torch" for programs of `torch.export`.
         check: compare the graphs with the model (its weights rounded to `dtype`) on random prompts.
+        check_with: a JSON Lines file of prompts to compare them on as well, see `trieton_builder.export.samples`.
+        checkpoint: what the checkpoint says about prompts, for the retriever's declaration.
         overwrite: replace `out_dir` where it exists.
 
     Raises:
         ExportError: a family, dtype or engine that is not supported, weights that are no numbers or none in `dtype`, a
             model that does not run, too little disk, or graphs that differ from the model by more than the tolerance.
-        ValueError: a token map or template that does not fit the model.
+        ValueError: a token map or template that does not fit the model or the prompts of `check_with`.
         FileExistsError: `out_dir` exists and `overwrite` is not set.
     """
     out_dir, config = Path(out_dir), model.config
@@ -89,6 +99,7 @@ def export_retriever(
         raise ExportError(f"dtype: expected one of {', '.join(TOLERANCE)}, got {dtype!r}")
     if engine not in ENGINES:
         raise ExportError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    start = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else None
     spec = RetrieverSpec(
         family=config.model_type,
         vocab_size=model.get_input_embeddings().num_embeddings,
@@ -97,7 +108,9 @@ def export_retriever(
         engine=engine,
         dtype=dtype,
         normalise=normalise,
+        checkpoint=checkpoint or Framing(start_token=start if type(start) is int else None),
     )
+    samples = None if check_with is None else read_samples(check_with, spec)
     limits = Limits(spec.max_length, spec.num_levels)
     rounded = _rounded(model, dtype)
     computed = "float32" if engine == "onnx" and dtype == "bfloat16" else dtype
@@ -112,18 +125,35 @@ def export_retriever(
         else:
             files = export_programs(graphs, limits, partial, dtype=_TORCH[computed])
         spec = spec.save(partial, files)
-        difference = largest_difference(rounded, Retriever.open(partial)) if check else None
-        if difference is not None and not difference <= TOLERANCE[computed]:
-            if math.isnan(difference):
-                raise ExportError(
-                    f"the graphs' log-probabilities are not numbers in {computed}, where the model's own activations "
-                    "outgrow it; export with another dtype"
-                )
-            raise ExportError(
-                f"the graphs' log-probabilities differ from the model's by up to {difference:.2g}, "
-                f"expected at most {TOLERANCE[computed]:g} in {computed}"
-            )
-    return Export(spec, difference)
+        retriever = Retriever.open(partial) if check or samples else None
+        difference = largest_difference(rounded, retriever) if check and retriever else None
+        if difference is not None:
+            refuse_beyond(difference, computed)
+        agreement = None
+        if samples and retriever:
+            agreement = compare(rounded, retriever, samples)
+            refuse_samples(agreement, samples, check_with, computed)
+    return Export(spec, difference, agreement)
+
+
+def refuse_beyond(difference: float, dtype: str, where: str = "") -> None:
+    """Raise ExportError for a largest difference beyond what `dtype` accounts for; `where` begins its text."""
+    if difference <= TOLERANCE[dtype]:
+        return
+    if math.isnan(difference):
+        raise ExportError(
+            f"{where}the graphs' log-probabilities are not numbers in {dtype}, where the model's own activations "
+            "outgrow it; export with another dtype"
+        )
+    raise ExportError(
+        f"{where}the graphs' log-probabilities differ from the model's by up to {difference:.2g}, "
+        f"expected at most {TOLERANCE[dtype]:g} in {dtype} (for logits beyond {LARGE:g}: times largest / {LARGE:g})"
+    )
+
+
+def refuse_samples(agreement: Agreement, samples: Samples, path: str | Path | None, dtype: str) -> None:
+    """The same for a user's prompts; names the line of the worst."""
+    refuse_beyond(agreement.largest_difference, dtype, f"{path}: line {samples.lines[agreement.worst]}: ")
 
 
 def _rounded(model: nn.Module, dtype: str) -> nn.Module:

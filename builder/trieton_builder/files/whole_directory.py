@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trieton_builder.files.whole_file import named
+from trieton_builder.interrupts import held_back
 
 
 @contextmanager
@@ -20,14 +21,18 @@ def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str =
 
     Raises:
         FileExistsError: `out_dir` exists and `overwrite` is not set, or it does not hold `mark`.
+        OSError: it cannot be made; names `out_dir`.
     """
     out_dir = Path(out_dir)
     if out_dir.exists() and not overwrite:
         raise FileExistsError(f"{out_dir}: exists already; remove it, or replace it with --overwrite")
     if out_dir.exists() and not (out_dir / mark).exists():
         raise FileExistsError(f"{out_dir}: not replaced, because it holds no {mark}; remove it yourself")
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
+    except OSError as error:  # of a name that nobody gave
+        raise type(error)(error.errno, error.strerror, str(out_dir)) from None
     try:
         with named(out_dir):
             yield partial
@@ -36,4 +41,5 @@ def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str =
             shutil.rmtree(out_dir)
         os.replace(partial, out_dir)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with held_back():
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,13 +1,16 @@
 """What an index holds and what it costs, level by level."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
+from trieton.bundle import INDEX_FILES, MANIFEST, RETRIEVER, Bundle
+from trieton.compiled import cached_njit
 from trieton.index.static_index import StaticIndex
+from trieton.retriever.spec import SPEC_FILE, RetrieverSpec
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,47 @@ class IndexStats:
         return asdict(self)
 
 
-def open_index(path: str | Path) -> StaticIndex:
-    """The index of an index file, or of a bundle's directory.
+@dataclass(frozen=True)
+class Inspected:
+    """What lies at a path.
+
+    Attributes:
+        index: of an index file or a bundle; None for a retriever alone.
+        spec: of a bundle or a retriever; None for an index alone.
+        manifest: of a bundle.
+    """
+
+    index: StaticIndex | None = None
+    spec: RetrieverSpec | None = None
+    manifest: Mapping[str, Any] | None = None
+
+    def bundle_facts(self) -> list[tuple[str, str]]:
+        """Names and values of the manifest; empty where there is none."""
+        if self.manifest is None:
+            return []
+        base, expressions = self.manifest.get("base_constraint"), self.manifest.get("expressions", ())
+        return [
+            ("bundle id", self.manifest["bundle_id"]),
+            ("base constraint", base or "none"),
+            ("compiled when loaded", ", ".join(expressions) or "nothing"),
+        ]
+
+
+def open_path(path: str | Path) -> Inspected:
+    """Read an index file, a bundle's directory, or a retriever's.
 
     Raises:
-        ValueError: damaged, or neither of the two.
+        ValueError: damaged, or none of the three.
     """
-    if Path(path).is_dir():
-        from trieton.bundle import Bundle
-
-        return Bundle.open(path).index
-    return StaticIndex.load(path)
+    path = Path(path)
+    if path.is_dir():
+        if (path / SPEC_FILE).is_file() and not (path / MANIFEST).is_file():
+            return Inspected(spec=RetrieverSpec.load(path))
+        bundle = Bundle.open(path)
+        return Inspected(bundle.index, RetrieverSpec.load(path / RETRIEVER), bundle.manifest)
+    if path.name in INDEX_FILES and (path.parent / MANIFEST).is_file():
+        raise ValueError(f"{path}: a part of the bundle {path.parent}; inspect the bundle's directory")
+    return Inspected(StaticIndex.load(path))
 
 
 def inspect_index(index: StaticIndex) -> IndexStats:
@@ -175,7 +208,7 @@ def _tail_fan_outs(codes: np.ndarray, opens: np.ndarray, width: int) -> tuple[np
     return histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1], edges
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count_fan_outs(codes, opens, histogram):
     edges, fan_out = 0, 0
     for leaf in range(len(codes)):

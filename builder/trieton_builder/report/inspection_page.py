@@ -1,7 +1,7 @@
 """The inspection of an index as one self-contained HTML page with plots."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ _COLOURS = ("#2b6cb0", "#dd6b20", "#2f855a")
 _SHOWN_SETS = 30
 
 
-def render_page(stats: IndexStats, title: str) -> str:
-    """HTML without a single reference to anything outside. The same statistics give the same text."""
+def render_page(stats: IndexStats, title: str, facts: Sequence[tuple[str, str]] = ()) -> str:
+    """HTML without a single reference to anything outside. The same statistics give the same text.
+
+    Args:
+        facts: names and values about the bundle and its retriever.
+    """
     here = Path(__file__).parent
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True)
     environment.filters["count"] = lambda number: f"{number:,}"
     environment.filters["size"] = human_bytes
     template = environment.get_template("inspection.html.j2")
-    return template.render(title=title, stats=stats, plots=_plots(stats))
+    return template.render(title=title, stats=stats, facts=facts, plots=_plots(stats))
 
 
 def _plots(stats: IndexStats) -> list[tuple[str, Markup]]:

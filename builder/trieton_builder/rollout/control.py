@@ -4,17 +4,19 @@ import json
 import time
 from typing import Any
 
+import numpy as np
 import tritonclient.grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from trieton_builder.rollout.errors import NoControlError, RolloutError
+from trieton_builder.rollout.errors import NoControlError, RolloutError, ServerGoneError
 from trieton_builder.rollout.repository import Repository
 from trieton_builder.server.checks import load_failure
 from trieton_builder.server.process import GRPC_KEY_HEADER
 
 QUICK = 10.0  # seconds for calls that only ask
+BUSY = "queue size"  # what the server says when a queue is full
 
 
 class ServerControl:
@@ -38,6 +40,7 @@ class ServerControl:
         self.load_timeout = load_timeout
         self._headers = {GRPC_KEY_HEADER: key} if key else {}
         self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._met = False  # whether it has answered anything
 
     def close(self) -> None:
         self._client.close()
@@ -77,17 +80,60 @@ class ServerControl:
         """Load another model of the repository by its own configuration. Raises as `load` does."""
         self._call(f"load of {model}", self._client.load_model, model, client_timeout=self.load_timeout)
 
+    def fault(self, version: int | None, bundle_id: str | None = None) -> str | None:
+        """Why a real request to a version gets no answer; None when it is answered.
+
+        A version whose process has died is READY to the server while each of its requests fails (seen). The request is
+        one small search of one token, which needs no item of the catalogue. A full queue is a sign of life.
+
+        Args:
+            version: None asks the version that answers requests without a number.
+            bundle_id: the bundle that has to answer; None for any.
+
+        Raises:
+            ServerGoneError: the server itself is away.
+        """
+        number = "" if version is None else str(version)
+        try:
+            found = self._small_search(number)
+        except InferenceServerException as error:
+            text, status = (error.message() or "").strip(), str(error.status() or "")
+            if BUSY in text:
+                return None
+            self.states()  # raises where it is the server that is away
+            return f"no answer within {QUICK:g} s" if status.endswith("DEADLINE_EXCEEDED") else text or status
+        return None if bundle_id in (None, found) else f"bundle {found} answers, expected {bundle_id}"
+
+    def _small_search(self, version: str) -> str:
+        """Bundle id of the answer to a search of one token, one beam and one result."""
+        # All inputs that the model declares, empty but for the prompt: as every client of ours sends them.
+        declared = self._client.get_model_config(self.model, headers=self._headers, client_timeout=QUICK).config.input
+        inputs = []
+        for tensor in declared:
+            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+            values = np.zeros((1, 1 if tensor.name == "input_ids" else 0), triton_to_np_dtype(kind))
+            inputs.append(tritonclient.grpc.InferInput(tensor.name, list(values.shape), kind))
+            inputs[-1].set_data_from_numpy(values)
+        answer = self._client.infer(
+            self.model,
+            inputs,
+            model_version=version,
+            parameters={"num_results": 1, "beam_width": 1},
+            client_timeout=QUICK,
+        )
+        return answer.as_numpy("bundle_id")[0, 0].decode()
+
     def unload(self) -> None:
         """Hold no version."""
         self._call("unload", self._client.unload_model, self.model, client_timeout=QUICK)
 
-    def wait_ready(self, version: int, timeout: float = 30.0) -> None:
-        """Wait until the repository index says that `version` is READY, and that no higher one is."""
+    def wait_ready(self, version: int, timeout: float = 30.0, *, highest: bool = True) -> None:
+        """Wait until the repository index says that `version` is READY and, with `highest`, that no higher one is."""
         deadline = time.monotonic() + timeout
         while True:
             states = self.states()
             ready = [number for number, (state, _) in states.items() if state == "READY"]
-            if ready and max(ready) == version:
+            if version in ready and (not highest or max(ready) == version):
                 return
             state, reason = states.get(version, ("unknown to the server", ""))
             if time.monotonic() > deadline:
@@ -113,14 +159,35 @@ class ServerControl:
 
     def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            return function(*arguments, headers=self._headers, **options)
+            answer = function(*arguments, headers=self._headers, **options)
         except InferenceServerException as error:
-            text = (error.message() or "").strip()
-            if "load / unload is not allowed" in text:
-                raise NoControlError(f"{self.url}: {what}: {text}") from None
-            if "restricted" in text:
-                raise RolloutError(
-                    f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
-                ) from None
-            reason = load_failure(text)
-            raise RolloutError(f"{self.url}: {reason or f'{what} failed: {text or error.status()}'}") from None
+            raise self._error(what, error, options["client_timeout"]) from None
+        self._met = True
+        return answer
+
+    def _error(self, what: str, error: InferenceServerException, timeout: float) -> RolloutError:
+        text, status = (error.message() or "").strip(), str(error.status() or "")
+        if "load / unload is not allowed" in text:
+            return NoControlError(f"{self.url}: {what}: {text}")
+        if "restricted" in text:
+            return RolloutError(
+                f"{self.url}: {what} needs the control key; name it in TRIETON_CONTROL_KEY or --key-file ({text})"
+            )
+        if status.endswith("DEADLINE_EXCEEDED"):
+            return ServerGoneError(f"{self.url}: the server hangs: no answer to the {what} within {timeout:g} s")
+        if status.endswith(("UNAVAILABLE", "CANCELLED")):
+            if self._met:
+                return ServerGoneError(f"{self.url}: the server went away during the {what}")
+            return ServerGoneError(
+                f"{self.url}: no server answers there; is it running, and is this its gRPC port? ({text})"
+            )
+        reason = load_failure(text)
+        if reason is None and not self._lives():  # a broken connection has many texts and states of its own
+            return ServerGoneError(f"{self.url}: the server went away during the {what}")
+        return RolloutError(f"{self.url}: {reason or f'{what} failed: {text or error.status()}'}")
+
+    def _lives(self) -> bool:
+        try:
+            return self._client.is_server_live(headers=self._headers, client_timeout=QUICK)
+        except InferenceServerException:
+            return False

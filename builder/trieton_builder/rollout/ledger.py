@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trieton_builder.files.whole_file import named
+from trieton_builder.rollout.disk import sync
 from trieton_builder.rollout.errors import RolloutError
 
 
@@ -33,10 +34,20 @@ class Ledger:
             if not line:
                 continue
             try:
-                entries.append(json.loads(line))
+                entry = json.loads(line)
             except ValueError:
-                raise RolloutError(f"{self.path}, line {number}: not JSON; the ledger was edited by hand?") from None
+                raise self._damaged(number, "not JSON") from None
+            known = isinstance(entry, dict) and isinstance(entry.get("action"), str)
+            if not known or not isinstance(entry.get("version", None), int | None) or not entry.get("time"):
+                raise self._damaged(number, "no entry with action, version and time")
+            entries.append(entry)
         return entries
+
+    def _damaged(self, number: int, what: str) -> RolloutError:
+        return RolloutError(
+            f"{self.path}, line {number}: {what}; edited by hand, or damaged by a crash? Version numbers are given out "
+            "by it, so it is not passed over: mend or remove that line"
+        )
 
     def add(self, action: str, version: int | None, **fields: Any) -> None:
         """Append one entry durably."""
@@ -54,7 +65,7 @@ class Ledger:
                 os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)  # a line cut short by a crash
             with named(self.path):
                 os.write(descriptor, json.dumps(entry, allow_nan=False).encode() + b"\n")
-                os.fsync(descriptor)
+                sync(descriptor)
         finally:
             os.close(descriptor)
 

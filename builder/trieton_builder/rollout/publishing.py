@@ -1,34 +1,30 @@
 """Publish a bundle: stage, sync, verify, preflight, one rename, load, ready, canary; or everything as it was."""
 
 import contextlib
-import functools
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trieton_builder.bundle.protected import refuse_as_repository
 from trieton_builder.files.whole_file import named
-from trieton_builder.rollout import asked, canary
+from trieton_builder.rollout import asked, canary, memory
 from trieton_builder.rollout.canary import Canary, Outcome
+from trieton_builder.rollout.checks import check_base, check_config, check_room, check_sets, config_text, next_version
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.rollout.errors import RolloutError
+from trieton_builder.rollout.errors import RolloutError, renaming, say_also
 from trieton_builder.rollout.ledger import Ledger
+from trieton_builder.rollout.moving import activate, go_back, let_go_if_dead
 from trieton_builder.rollout.recover import recover
 from trieton_builder.rollout.repository import Repository, write_atomically
 from trieton_builder.rollout.source import Source
-from trieton_builder.rollout.steps import Listener, Steps
-from trieton_builder.rollout.targets import Endpoint, Target, activate, go_back, locked, open_targets
-
-SPARE = 64 << 20  # bytes that must stay free on the disk
-RESIDENT = 256 << 20  # bytes of a version's process beyond its files (210 MiB seen on a CPU)
+from trieton_builder.rollout.steps import Listener, Steps, telling
+from trieton_builder.rollout.targets import Endpoint, Target, locked, open_targets
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,9 @@ class Published:
         outcome: "serving"; "placed" when no server was told; "planned" after a dry run.
         previous: the version that was current before, or None.
         servers: gRPC addresses that answer from it now.
+        withdrawn: versions that left the repository: taken back from a killed publisher.
+        removed: versions that were pruned for `keep`.
+        notes: what is not as it was asked for, such as a version before that did not stay resident.
         steps: name, text and seconds of every step.
     """
 
@@ -50,6 +49,9 @@ class Published:
     previous: int | None
     servers: list[str]
     steps: list[dict[str, Any]]
+    withdrawn: list[int] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -66,6 +68,7 @@ def publish(
     keep_previous: bool | None = None,
     canaries: Sequence[Canary] | None = None,
     keep: int | None = None,
+    allow_dropped_sets: bool = False,
     dry_run: bool = False,
     wait: float = 0.0,
     load_timeout: float = 600.0,
@@ -85,6 +88,8 @@ def publish(
             see `memory_allows`.
         canaries: None takes the recorded ones beside the repository, or else three made from the catalogue.
         keep: remove all but this many newest versions afterwards.
+        allow_dropped_sets: publish a bundle although it lacks named sets that the current version has. Requests that
+            name them fail from then on.
         dry_run: verify the bundle and say what would be done; changes nothing.
         wait: seconds to wait for another publisher.
         command: for the ledger; None takes this process's command line.
@@ -93,13 +98,16 @@ def publish(
     Raises:
         BundleError: the bundle is damaged or does not fit together. Nothing was changed.
         LockedError: another publisher is at work.
-        RolloutError: a step failed; the versions that served before serve now.
+        RolloutError: a step failed; the versions that served before serve now. The text says what was withdrawn, and
+            which server could not be brought back.
         ServerError: the throw-away server failed on the bundle. Nothing was changed.
     """
     steps = Steps(listener)
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command
     with open_targets(repository, servers, control_key=control_key, load_timeout=load_timeout) as targets:
-        job = _Publish(Source(bundle_dir), targets, steps, command, preflight, keep_previous, canaries)
+        job = _Publish(
+            Source(bundle_dir), targets, steps, command, preflight, keep_previous, canaries, allow_dropped_sets
+        )
         if dry_run:
             return job.plan(version)
         repositories = [target.repository for target in targets]
@@ -107,13 +115,10 @@ def publish(
         try:
             with contextlib.ExitStack() as locks:
                 with steps.step("lock", "exclude other publishers"):
-                    locks.enter_context(locked(targets, wait, create=True))
+                    locks.enter_context(locked(targets, wait, steps, create=True))
                 done = job.run(version)
                 if keep is not None:
-                    from trieton_builder.rollout.retention import prune_locked
-
-                    for target in targets:
-                        prune_locked(target, keep, steps)
+                    _prune(targets, keep, steps, done)
                 return done
         except BaseException:
             # No repository where no version came of it. What is beside it says what was tried, and keeps the number.
@@ -121,6 +126,17 @@ def publish(
                 with contextlib.suppress(OSError):  # not empty, or not there
                     folder.rmdir()
             raise
+
+
+def _prune(targets: Sequence[Target], keep: int, steps: Steps, done: Published) -> None:
+    from trieton_builder.rollout.retention import prune_locked
+
+    try:
+        for target in targets:
+            done.removed.extend(prune_locked(target, keep, steps))
+    except BaseException as error:
+        say_also(error, f"only old versions could not be removed: version {done.version} is {done.outcome}")
+        raise
 
 
 class _Publish:
@@ -135,13 +151,18 @@ class _Publish:
         preflight: bool,
         keep_previous: bool | None,
         canaries: Sequence[Canary] | None,
+        allow_dropped_sets: bool,
     ):
         self.source, self.targets, self.steps, self.command = source, targets, steps, command
         self.preflight, self.keep_previous = preflight, keep_previous
+        self.allow_dropped_sets = allow_dropped_sets
         self.main = targets[0].repository
         self.wanted_canaries = canaries
         self.previous = {id(target): target.repository.current() for target in targets}
         self.staged: dict[int, Path] = {}
+        self.linked: set[int] = set()  # targets whose staged copy shares files with a published version
+        self.withdrawn: list[int] = []  # from a killed publisher
+        self.notes: list[str] = []
 
     # The steps in order
 
@@ -156,14 +177,16 @@ class _Publish:
                 self.source.copy_to(copy)
             with self._as_given(copy):
                 bundle, models = self._open(copy), asked.asked_by(copy)
+                check_base(bundle)
         with self.steps.step("check", "number, configuration, room on the disk, servers"):
-            number = self._next_version(version)
+            number = next_version(self.targets, version)
             for target in self.targets:
                 refuse_as_repository(target.repository.root)
-                self._check_config(target.repository, bundle)
+                check_config(target.repository, bundle)
+                self._check_sets(target)
                 if self.preflight:
                     asked.lend(models, target.repository, None)
-                self._check_room(target.repository)
+                check_room(self.source, target.repository)
                 for control in target.servers:
                     self.steps.note(f"{control.url} answers from version {max(control.ready_versions(), default=None)}")
                 self.steps.note(f"would place version {number} in {target.repository.model_dir}")
@@ -171,20 +194,23 @@ class _Publish:
 
     def run(self, version: int | None) -> Published:
         with self.steps.step("recover", "put right what a killed publisher left"):
-            for target in self.targets:
-                recover(target, self.steps)
+            self.withdrawn = sorted({number for target in self.targets for number in recover(target, self.steps)})
             self.previous = {id(target): target.repository.current() for target in self.targets}
-        with self.steps.step("check", "number, room on the disk, servers"):
-            number = self._next_version(version)
+        with telling(self.withdrawn):
+            return self._run(version)
+
+    def _run(self, version: int | None) -> Published:
+        with self.steps.step("check", "number, room on the disk, named sets, servers"):
+            # Asks the servers, so one that is away or wants another key is known before anything is written.
+            number = next_version(self.targets, version)
             for target in self.targets:
-                self._check_room(target.repository)
-                for control in target.servers:
-                    control.ready_versions()  # unreachable or wrong key: known before anything is written
+                self._check_sets(target)
+                check_room(self.source, target.repository)
         try:
             bundle = self._prepare(number)
             served = self._swap(number, bundle)
         except BaseException as error:
-            self._undo(number, error)
+            say_also(error, self._undo(number, error))
             raise
         outcome = "serving" if served else "placed"
         with self.steps.step("record", f"version {number} is {outcome}"):
@@ -203,7 +229,10 @@ class _Publish:
                 )
                 target.repository.clear_intent()
                 shutil.rmtree(self.staged[id(target)].parents[1], ignore_errors=True)
-        return Published(number, bundle.bundle_id, outcome, self._previous(self.targets[0]), served, self.steps.log)
+        previous = self._previous(self.targets[0])
+        return Published(
+            number, bundle.bundle_id, outcome, previous, served, self.steps.log, self.withdrawn, [], self.notes
+        )
 
     def _prepare(self, number: int) -> Any:
         """Staged, synced, verified and tried copies in every target's staging folder. Returns the opened bundle."""
@@ -219,14 +248,20 @@ class _Publish:
                 staged = repository.staging / str(number) / repository.model / str(number)
                 self.staged[id(target)] = staged
                 with named(repository.state, hide=True):
-                    self.source.copy_to(staged)
+                    if self.source.copy_to(staged, repository.published_files()):
+                        self.linked.add(id(target))
         with (
             self.steps.step("verify", "verify every checksum of the staged copy"),
             self._as_given(*self.staged.values()),
         ):
-            bundles = [self._open(staged) for staged in self.staged.values()]
+            bundles = [self._open_staged(target) for target in self.targets]
+            if bundles[0].bundle_id != bundle_id:
+                raise RolloutError(
+                    f"{self.source.address}: the bundle was changed while it was copied; publish it again"
+                )
+            check_base(bundles[0])
             for target in self.targets:
-                self._check_config(target.repository, bundles[0])
+                check_config(target.repository, bundles[0])
         self.canaries = self._find_canaries(bundles[0])
         if self.preflight:
             staged = self.staged[id(self.targets[0])]
@@ -249,30 +284,53 @@ class _Publish:
                     write_atomically(target.repository.config, config_text(target.repository, bundle))
                 target.repository.rename(self.staged[id(target)], target.repository.path(number))
             for control in target.servers:
-                previous = self._previous(target)
-                keep = (
-                    memory_allows(control.url, self.source.size) if self.keep_previous is None else self.keep_previous
-                )
-                if self.keep_previous is None and not keep:
-                    self.steps.note(f"little memory is left: version {previous} does not stay resident")
-                activate(control, number, previous, self.steps, keep_previous=keep)
-                with self.steps.step("canary", f"{control.url} answers {len(self.canaries)} canary requests"):
-                    outcomes = canary.ask(control.url, self.canaries)
-                    canary.check(control.url, self.canaries, outcomes, bundle, before[control.url])
+                self._move(control, number, target, bundle, before[control.url])
                 served.append(control.url)
         return served
 
-    def _undo(self, number: int, error: BaseException) -> None:
-        """Bring every server and repository back to the version before."""
-        notes = []
+    def _move(
+        self, control: ServerControl, number: int, target: Target, bundle: Any, before: list[Outcome] | None
+    ) -> None:
+        """Let one server answer from the new version, and prove by real requests which versions it really holds."""
+        previous, killed = self._previous(target), memory.kills()
+        keep = self.keep_previous
+        if keep is None:
+            keep = previous is not None and memory.keeps(control.url, self.source.size(), previous, self.steps.note)
+        try:
+            activate(control, number, previous, self.steps, keep_previous=keep)
+            with self.steps.step("canary", f"{control.url} answers {len(self.canaries)} canary requests"):
+                outcomes = canary.ask(control.url, self.canaries)
+                canary.check(control.url, self.canaries, outcomes, bundle, before)
+                lost = let_go_if_dead(control, previous, number) if keep and previous is not None else None
+        except RolloutError as error:
+            say_also(error, memory.told(control.url, killed))
+            raise
+        if lost is not None:
+            self.notes.append("; ".join(filter(None, [lost, memory.told(control.url, killed)])))
+            self.steps.note(self.notes[-1])
+
+    def _undo(self, number: int, error: BaseException) -> str:
+        """Bring every server and repository back to the version before.
+
+        Returns:
+            What is so now; empty where nothing had been changed yet.
+        """
+        facts: list[str] = []
         for target in reversed(self.targets):
-            repository = target.repository
+            repository, previous = target.repository, self._previous(target)
             if repository.path(number).is_dir():
+                back, problems = [], []
                 for control in reversed(target.servers):
                     # Traffic goes back first, then the directory goes away.
-                    notes.append(go_back(control, self._previous(target)))
+                    bundle_id = repository.known_bundle_id(previous)
+                    problem = go_back(control, previous, bundle_id, self.steps.note)
+                    if problem is None:
+                        back.append(control.url)
+                    else:
+                        problems.append(problem)
                 repository.take_out(number)
-            if self._previous(target) is None:  # a first publish leaves no configuration behind that no version has
+                facts += [_withdrawal(number, previous, repository, back[::-1]), *problems]
+            if previous is None:  # a first publish leaves no configuration behind that no version has
                 repository.config.unlink(missing_ok=True)
             staged = self.staged.get(id(target))
             if staged is not None:
@@ -281,26 +339,13 @@ class _Publish:
                 text = str(error) or type(error).__name__
                 Ledger(repository.state).add("publish", number, outcome="failed", error=text, command=self.command)
                 repository.clear_intent()
-        for note in filter(None, notes):
-            self.steps.note(f"while going back: {note}")
+        return "; ".join(facts)
 
     # Parts of steps
 
-    @contextlib.contextmanager
-    def _as_given(self, *copies: Path) -> Iterator[None]:
+    def _as_given(self, *copies: Path) -> contextlib.AbstractContextManager[None]:
         """Let errors about copies, which go away with the error, name the bundle that was given."""
-
-        def renamed(text: object) -> str:
-            return functools.reduce(lambda said, copy: said.replace(str(copy), self.source.address), copies, str(text))
-
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.filename:
-                error.filename = renamed(error.filename)
-            else:
-                error.args = (renamed(error), *error.args[1:])
-            raise
+        return renaming({str(copy): self.source.address for copy in copies})
 
     def _previous(self, target: Target) -> int | None:
         return self.previous[id(target)]
@@ -312,41 +357,22 @@ class _Publish:
         asked.asked_by(folder)  # no engine reads them before the server does
         return bundle
 
-    def _next_version(self, wanted: int | None) -> int:
-        highest = 0
-        for target in self.targets:
-            repository = target.repository
-            highest = max([highest, Ledger(repository.state).highest(), *repository.versions()])
-        if wanted is None:
-            return highest + 1
-        if wanted <= highest:
-            raise RolloutError(
-                f"version {wanted}: expected a number above {highest}, the highest ever used here; numbers are not "
-                "reused, because caches and clients may still mean the old content by them"
-            )
-        return wanted
+    def _open_staged(self, target: Target) -> Any:
+        staged = self.staged[id(target)]
+        try:
+            return self._open(staged)
+        except ValueError as error:
+            if id(target) not in self.linked:
+                raise
+            # Perhaps not the bundle is damaged but the published file that a link stands for.
+            self.steps.note(f"a file of a published version is not what it was; everything is copied ({error})")
+            shutil.rmtree(staged)
+            self.source.copy_to(staged)
+            return self._open(staged)
 
-    def _check_room(self, repository: Repository) -> None:
-        size = self.source.size
-        free = shutil.disk_usage(repository.root.parent).free
-        if free < size + SPARE:
-            raise RolloutError(
-                f"{repository.root.parent}: {free / 2**20:,.0f} MiB free, expected {(size + SPARE) / 2**20:,.0f} MiB "
-                "for this bundle; trieton prune removes old versions"
-            )
-
-    def _check_config(self, repository: Repository, bundle: Any) -> None:
-        """The ids of the bundle must be of the type that the repository's configuration says."""
-        if not repository.config.is_file():
-            return
-        text = repository.config.read_text()
-        declared = "TYPE_STRING" if _type_of(text, "item_ids") == "TYPE_STRING" else "TYPE_INT64"
-        needed = "TYPE_STRING" if bundle.index.catalog.is_text else "TYPE_INT64"
-        if declared != needed:
-            raise RolloutError(
-                f"{repository.config} declares item ids of {declared}, the bundle has {needed}; publish it into a new "
-                "repository, since clients of this one expect the other type"
-            )
+    def _check_sets(self, target: Target) -> None:
+        if not self.allow_dropped_sets:
+            check_sets(self.source, target.repository, self._previous(target), self.steps.note)
 
     def _find_canaries(self, bundle: Any) -> list[Canary]:
         if self.wanted_canaries is not None:
@@ -380,34 +406,9 @@ class _Publish:
             server.kill()
 
 
-def memory_allows(url: str, size: int) -> bool:
-    """Whether the machine of a server can hold one more version of `size` bytes on disk.
-
-    A resident version takes about RESIDENT bytes for its process and at most the size of its files, most of it mapped
-    and so given back under pressure. Another machine's memory is not known here: True, and the caller decides by
-    `keep_previous`.
-    """
-    if url.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        return True
-    return psutil.virtual_memory().available > size + 2 * RESIDENT
-
-
-def config_text(repository: Repository, bundle: Any) -> str:
-    """The model's configuration: the repository's own, or what a first publish writes."""
-    if repository.config.is_file():
-        return repository.config.read_text()
-    from trieton_builder.bundle.model_config import render_config
-
-    return render_config(text_ids=bundle.index.catalog.is_text)
-
-
-def _type_of(config: str, tensor: str) -> str | None:
-    """data_type of a tensor in a config.pbtxt."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    parsed = text_format.Parse(config, model_config_pb2.ModelConfig())
-    for output in parsed.output:
-        if output.name == tensor:
-            return model_config_pb2.DataType.Name(output.data_type)
-    return None
+def _withdrawal(number: int, previous: int | None, repository: Repository, servers: list[str]) -> str:
+    """What is so after a failed publish."""
+    if previous is None:
+        return f"version {number} is withdrawn, no version is left in {repository}"
+    answers = f"answers on {', '.join(servers)} as before" if servers else f"is the current one of {repository} again"
+    return f"version {number} is withdrawn, version {previous} {answers}"

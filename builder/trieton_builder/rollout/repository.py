@@ -8,26 +8,27 @@
         lock  ledger.jsonl            appears in a model for a version, and any change for a reason to load again
         intent.json                   what a publisher is doing right now; still there when it was killed
         staging/  withdrawn/  trash/
-        control.key  server.json  canaries.json
+        servers/                      one file for each `trieton serve` that runs on it
+        control.key  canaries.json
 
 The highest version directory is always the one that a server loads when it starts.
 """
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trieton_builder.bundle.model_config import MODEL_NAME
 from trieton_builder.bundle.protected import refuse_as_repository
 from trieton_builder.files.whole_file import whole_file
-from trieton_builder.rollout.errors import LockedError, RolloutError
+from trieton_builder.rollout.disk import exclusive, sync, sync_folder
+from trieton_builder.rollout.errors import RolloutError
 
 MANIFEST = "manifest.json"
 
@@ -50,7 +51,7 @@ class Repository:
         self.trash = self.state / "trash"
         self.intent_file = self.state / "intent.json"
         self.key_file = self.state / "control.key"
-        self.server_file = self.state / "server.json"
+        self.server_dir = self.state / "servers"
         self.canary_file = self.state / "canaries.json"
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ class Repository:
             return []
         names = [path.name for path in self.model_dir.iterdir() if path.is_dir() and path.name[:1].isdigit()]
         for name in names:
-            if not name.isdigit():  # the server takes `4.tmp` for version 4 (seen)
+            if not name.isdecimal():  # the server takes `4.tmp` for version 4 (seen)
                 raise RolloutError(f"{self.model_dir / name}: the server takes this for a version; move it elsewhere")
         return sorted(map(int, names))
 
@@ -78,6 +79,32 @@ class Repository:
     def bundle_id(self, version: int) -> str:
         """The id in the manifest of a version; its checksums were verified when it was published."""
         return read_bundle_id(self.path(version))
+
+    def known_bundle_id(self, version: int | None, folder: Path | None = None) -> str | None:
+        """`bundle_id`, or None where there is no such version or its manifest cannot be read.
+
+        Args:
+            folder: where the version lies; None is its place in the repository.
+        """
+        try:
+            return None if version is None else read_bundle_id(folder or self.path(version))
+        except RolloutError:
+            return None
+
+    def withdrawn_versions(self) -> list[int]:
+        """Numbers of the versions that were taken out and not removed yet, ascending; no other folders there."""
+        if not self.withdrawn.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.withdrawn.iterdir() if path.is_dir() and path.name.isdecimal())
+
+    def published_files(self) -> dict[str, Path]:
+        """{sha256: file} of every version, by their manifests; of equal files the newest version's."""
+        files: dict[str, Path] = {}
+        for version in reversed(self.versions()):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                for name, recorded in json.loads((self.path(version) / MANIFEST).read_text())["files"].items():
+                    files.setdefault(recorded["sha256"], self.path(version) / name)
+        return files
 
     def require(self) -> None:
         """Raises RolloutError unless there is a repository with the model; nothing is made where there is none."""
@@ -102,7 +129,10 @@ class Repository:
         if not self.root.parent.is_dir():
             raise RolloutError(f"{self.root.parent}: no such folder; a repository is made, the folder around it is not")
         for folder in (self.root, self.model_dir, self.state, self.staging, self.withdrawn, self.trash):
-            folder.mkdir(exist_ok=True)
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise RolloutError(f"model repository {self.root}: {folder} cannot be made: {error.strerror}") from None
         if os.stat(self.state).st_dev != os.stat(self.model_dir).st_dev:
             raise RolloutError(
                 f"{self.state} and {self.model_dir} are on different filesystems, so a version cannot appear in one "
@@ -163,39 +193,37 @@ class Repository:
         sync_folder(self.state)
 
     @contextlib.contextmanager
-    def lock(self, wait: float = 0.0) -> Iterator[None]:
-        """Exclude every other publisher of this repository, also after a crash (the kernel frees the lock).
+    def lock(self, wait: float = 0.0, note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+        """Exclude every other publisher of this repository, also after a crash.
+
+        Args:
+            note: told, once, what the filesystem lacks: locks, or a way to make a rename durable.
 
         Raises:
             LockedError: another one still holds it after `wait` seconds; names it.
         """
-        deadline = time.monotonic() + wait
-        # O_RDWR without truncation: the file names its holder to those who wait.
-        with os.fdopen(os.open(self.state / "lock", os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        holder = file.read().strip() or "another process"
-                        raise LockedError(
-                            f"{holder} is working on {self.root}; try again when it is done, or wait for it with --wait"
-                        ) from None
-                    time.sleep(0.05)
-            file.seek(0)
-            file.truncate()
-            file.write(f"process {os.getpid()}")
-            file.flush()
+        with exclusive(self.state / "lock", f"working on {self.root}", wait, note):
+            if not sync_folder(self.state):
+                note(
+                    f"{self.state}: this filesystem cannot sync a folder: what is published is whole, but after a "
+                    "power cut the last step may be gone"
+                )
             yield
 
 
-def read_bundle_id(folder: Path) -> str:
-    """`bundle_id` of a version directory's manifest, without the libraries that reading the bundle needs."""
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A version directory's manifest, without the libraries that reading the bundle needs. Raises RolloutError."""
     try:
-        return json.loads((folder / MANIFEST).read_text())["bundle_id"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = dict(json.loads((folder / MANIFEST).read_text()))
+        manifest["bundle_id"].encode()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RolloutError(f"{folder}: not a bundle ({type(error).__name__}: {error})") from None
+    return manifest
+
+
+def read_bundle_id(folder: Path) -> str:
+    """`bundle_id` of a version directory's manifest. Raises RolloutError."""
+    return read_manifest(folder)["bundle_id"]
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -206,14 +234,5 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     ):
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

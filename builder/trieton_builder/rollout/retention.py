@@ -1,5 +1,6 @@
 """Going back to an older version, taking one out, removing old ones, and the table of all of them."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -9,12 +10,13 @@ from typing import Any
 
 from trieton_builder.rollout.asked import asked_by, make_ready
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.rollout.errors import NoControlError, RolloutError
+from trieton_builder.rollout.errors import NoControlError, RolloutError, say_also
 from trieton_builder.rollout.ledger import Ledger
+from trieton_builder.rollout.moving import go_back, hold
 from trieton_builder.rollout.recover import recover
-from trieton_builder.rollout.repository import Repository, read_bundle_id
-from trieton_builder.rollout.steps import Listener, Steps
-from trieton_builder.rollout.targets import Endpoint, Target, locked, open_targets
+from trieton_builder.rollout.repository import Repository
+from trieton_builder.rollout.steps import Listener, Steps, numbers, telling
+from trieton_builder.rollout.targets import Endpoint, Reach, Target, locked, open_targets
 
 
 def rollback(
@@ -30,43 +32,31 @@ def rollback(
 ) -> dict[str, Any]:
     """Let every server answer from an older version again; the newer ones leave the repository.
 
-    A version that is still resident answers within milliseconds, another one is loaded first; no request fails.
+    A version that is still resident answers within milliseconds, another one is loaded first; no request fails. Nothing
+    is withdrawn before a real request to the older version was answered; one whose process has died is started anew.
 
     Args:
         to: version number; None takes the one before the current version.
 
     Returns:
-        {"from", "to", "bundle_id", "servers", "steps"}.
+        {"from", "to", "withdrawn": every version that left the repository, "bundle_id", "servers", "steps"}.
 
     Raises:
-        RolloutError: no such version, or a server failed; it and those done before then answer as before.
+        RolloutError: no such version, or a server failed; it and those done before then answer as before. The text says
+            which server could not be brought back.
     """
 
-    def choose(versions: list[int]) -> int:
-        if not versions:
-            raise RolloutError(f"{repository} has no version")
-        older = versions[:-1]
-        if to is None:
-            if not older:
-                raise RolloutError(f"version {versions[-1]} is the only one in {repository}; nothing to go back to")
-            return older[-1]
-        if to == versions[-1]:
+    def choose(older: list[int], current: int) -> int:
+        if to == current:
             raise RolloutError(f"version {to} is the current one already")
-        if to not in older:
+        if to is not None and to not in older:
             raise RolloutError(f"version {to} is not in {repository}; expected one of {older}")
-        return to
+        if not older:
+            raise RolloutError(f"version {current} is the only one in {repository}; nothing to go back to")
+        return older[-1] if to is None else to
 
-    return _step_back(
-        "rollback",
-        repository,
-        choose,
-        servers=servers,
-        control_key=control_key,
-        wait=wait,
-        load_timeout=load_timeout,
-        command=command,
-        listener=listener,
-    )
+    reach = Reach(servers, control_key, wait, load_timeout, command, listener)
+    return _step_back("rollback", repository, choose, reach)
 
 
 def withdraw(
@@ -87,45 +77,41 @@ def withdraw(
     Raises:
         RolloutError: no such version; it is the only one; or a server failed.
     """
-    repo = Repository(repository)
+    repo, reach = Repository(repository), Reach(servers, control_key, wait, load_timeout, command, listener)
     if version not in repo.versions():
         raise RolloutError(f"version {version} is not in {repo}; expected one of {repo.versions()}")
     if version == repo.current():
         older = [number for number in repo.versions() if number != version]
         if not older:
             raise RolloutError(f"version {version} is the only one in {repo}: publish another one first")
-        return _step_back(
-            "withdraw",
-            repository,
-            lambda versions: older[-1],
-            servers=servers,
-            control_key=control_key,
-            wait=wait,
-            load_timeout=load_timeout,
-            command=command,
-            listener=listener,
-        )
+        return _step_back("withdraw", repository, lambda older, current: older[-1], reach)
     steps = Steps(listener)
-    with open_targets(repository, servers, control_key=control_key, load_timeout=load_timeout) as targets:
-        with locked(targets, wait):
+    with reach.targets(repository) as targets, locked(targets, wait, steps):
+        gone = [number for target in targets for number in recover(target, steps)]
+        with telling(gone):
             for target in targets:
-                recover(target, steps)
-                current = target.repository.current()
-                if version not in target.repository.versions() or current is None or version == current:
-                    raise RolloutError(
-                        f"{target.repository} has changed meanwhile: current version {current}; look again"
-                    )
-                target.repository.write_intent(
-                    {"action": "withdraw", "version": version, "to": current, "out": [version]}
-                )
-                for control in target.servers:
-                    with steps.step("unload", f"{control.url} holds version {current} only"):
-                        _hold(control, current)
-                with steps.step("rename", f"version {version} leaves {target.repository.model_dir}"):
-                    target.repository.take_out(version)
-                _record(target, "withdraw", version, current, [version], command)
+                _withdraw_resident(target, version, steps)
+                _record(target, "withdraw", version, target.repository.current(), [version], command)
         first = targets[0].repository
-        return _result(version, first.current(), first, targets, steps)
+        return _result(version, first.current(), [*gone, version], first, targets, steps)
+
+
+def _withdraw_resident(target: Target, version: int, steps: Steps) -> None:
+    """Take out a version that is not the current one, and let no server hold it."""
+    repo, current = target.repository, target.repository.current()
+    if version not in repo.versions() or current is None or version == current:
+        raise RolloutError(f"{repo} has changed meanwhile: current version {current}; look again")
+    repo.write_intent({"action": "withdraw", "version": version, "to": current, "out": [version]})
+    try:
+        for control in target.servers:
+            with steps.step("unload", f"{control.url} holds version {current} only"):
+                _hold(control, current, repo, steps)
+    except BaseException as error:
+        repo.clear_intent()
+        say_also(error, "the withdraw withdrew nothing")
+        raise
+    with steps.step("rename", f"version {version} leaves {repo.model_dir}"):
+        repo.take_out(version)
 
 
 def prune(
@@ -147,7 +133,7 @@ def prune(
     with open_targets(repository, servers, control_key=control_key) as targets:
         if dry_run:
             return sorted({number for target in targets for number, _ in _removable(target, keep)})
-        with locked(targets, wait):
+        with locked(targets, wait, steps):
             removed: set[int] = set()
             for target in targets:
                 recover(target, steps)
@@ -161,7 +147,7 @@ def prune_locked(target: Target, keep: int, steps: Steps, command: str | None = 
     if removable:
         with steps.step("prune", f"remove versions {', '.join(str(number) for number, _ in removable)}"):
             for number, folder in removable:
-                bundle_id = read_bundle_id(folder)
+                bundle_id = target.repository.known_bundle_id(number, folder)  # a damaged one goes like any other
                 target.repository.remove(folder)
                 Ledger(target.repository.state).add("prune", number, bundle_id=bundle_id, command=_command(command))
     return [number for number, _ in removable]
@@ -195,9 +181,9 @@ def versions(
             row["state"] = "pruned"
     for number in repo.versions():
         row = table.setdefault(number, {"version": number})
-        row |= {"bundle_id": repo.bundle_id(number), "state": "kept"}
-    for folder in repo.withdrawn.iterdir() if repo.withdrawn.is_dir() else ():
-        row = table.setdefault(int(folder.name), {"version": int(folder.name)})
+        row |= {"bundle_id": repo.known_bundle_id(number), "state": "kept"}
+    for number in repo.withdrawn_versions():
+        row = table.setdefault(number, {"version": number})
         row["state"] = "failed" if row.get("error") else "withdrawn"
     for number, row in table.items():
         row["on"] = [url for url, ready in held.items() if number in ready]
@@ -211,87 +197,108 @@ def versions(
 
 
 def _step_back(
-    action: str,
-    repository: str | os.PathLike[str],
-    choose: Callable[[list[int]], int],
-    *,
-    servers: Sequence[str | Endpoint] | None,
-    control_key: str | None,
-    wait: float,
-    load_timeout: float,
-    command: str | None,
-    listener: Listener | None,
+    action: str, repository: str | os.PathLike[str], choose: Callable[[list[int], int], int], reach: Reach
 ) -> dict[str, Any]:
-    """Servers first, because that is what people wait for; the newer directories leave afterwards."""
-    steps = Steps(listener)
-    with open_targets(repository, servers, control_key=control_key, load_timeout=load_timeout) as targets:
-        with locked(targets, wait):
-            for target in targets:
-                recover(target, steps)
-            current = targets[0].repository.current()
-            chosen = choose(targets[0].repository.versions())
+    """Servers first, because that is what people wait for; the newer directories leave afterwards.
+
+    Args:
+        choose: (versions older than the one that answers, that one) -> where to go back to.
+    """
+    steps = Steps(reach.listener)
+    with reach.targets(repository) as targets, locked(targets, reach.wait, steps):
+        gone = [number for target in targets for number in recover(target, steps)]
+        with telling(gone):
+            first, current = targets[0].repository, _answering(targets[0])
+            if current is None:
+                raise RolloutError(f"{repository} has no version")
+            chosen = choose([number for number in first.versions() if number < current], current)
             for target in targets[1:]:
-                if target.repository.current() != current or chosen not in target.repository.versions():
-                    raise RolloutError(
-                        f"{target.repository} holds {target.repository.versions()}, expected {chosen} and {current}"
-                    )
-            assert current is not None  # choose() has refused a repository without versions
-            done: list[ServerControl] = []
-            try:
-                for target in targets:
-                    out = [number for number in target.repository.versions() if number > chosen]
-                    target.repository.write_intent({"action": action, "version": current, "to": chosen, "out": out})
-                    models = asked_by(target.repository.path(chosen))
-                    for control in target.servers:
-                        make_ready(models, control, steps.note)  # a restart may have left them out
-                        done.append(control)
-                        with steps.step("load", f"{control.url} answers from version {chosen}"):
-                            _hold(control, chosen)
-            except BaseException:
-                for control in reversed(done):
-                    _try_hold(control, current, steps)
-                for target in targets:
-                    target.repository.clear_intent()
-                raise
+                repo = target.repository
+                if repo.current() != first.current() or chosen not in repo.versions():
+                    raise RolloutError(f"{repo} holds {repo.versions()}, expected {chosen} and {first.current()}")
+            out = {target.repository.root: _newer(target.repository, chosen) for target in targets}
+            _move_servers(action, targets, current, chosen, out, steps)
             for target in targets:
-                out = [number for number in target.repository.versions() if number > chosen]
-                with steps.step("rename", f"{', '.join(map(str, out))} leave {target.repository.model_dir}"):
-                    for number in out:
-                        target.repository.take_out(number)
-                for control in target.servers:
-                    if control.ready_versions()[-1:] != [chosen]:  # a server that watches by itself does it only now
-                        with steps.step("ready", f"{control.url} holds version {chosen} ready"):
-                            control.wait_ready(chosen, timeout=120)
-                _record(target, action, current, chosen, out, command)
-        return _result(current, chosen, targets[0].repository, targets, steps)
+                _take_out(action, target, chosen, out[target.repository.root], steps)
+                _record(target, action, current, chosen, out[target.repository.root], reach.command)
+        gone += [number for leaving in out.values() for number in leaving]
+        return _result(current, chosen, gone, first, targets, steps)
 
 
-def _hold(control: ServerControl, version: int) -> None:
+def _move_servers(
+    action: str, targets: list[Target], current: int, chosen: int, out: dict[Path, list[int]], steps: Steps
+) -> None:
+    """Let every server answer from `chosen`, one after the other, or all of them from `current` again."""
+    done: list[tuple[ServerControl, Repository]] = []
     try:
-        control.load([version])
-        control.wait_ready(version)
-    except NoControlError:
-        pass  # in POLL mode the rename is the order
+        for target in targets:
+            repo = target.repository
+            repo.write_intent({"action": action, "version": current, "to": chosen, "out": out[repo.root]})
+            models = asked_by(repo.path(chosen))
+            for control in target.servers:
+                make_ready(models, control, steps.note)  # a restart may have left them out
+                done.append((control, repo))
+                with steps.step("load", f"{control.url} answers from version {chosen}"):
+                    _hold(control, chosen, repo, steps)
+    except BaseException as error:
+        problems = [
+            go_back(control, current, repo.known_bundle_id(current), steps.note) for control, repo in done[::-1]
+        ]
+        for target in targets:
+            target.repository.clear_intent()
+        say_also(error, "; ".join([f"the {action} withdrew nothing", *filter(None, problems)]))
+        raise
 
 
-def _try_hold(control: ServerControl, version: int, steps: Steps) -> None:
+def _answering(target: Target) -> int | None:
+    """The version to go back from: the current one, or a newer one that a server holds and whose folder was removed."""
+    held = [number for control in target.servers for number in control.ready_versions()]
+    return max([*target.repository.versions(), *held], default=None)
+
+
+def _newer(repository: Repository, version: int) -> list[int]:
+    return [number for number in repository.versions() if number > version]
+
+
+def _take_out(action: str, target: Target, chosen: int, out: list[int], steps: Steps) -> None:
+    """Move the newer versions out; a server that watches the repository by itself goes back only then."""
+    repo = target.repository
+    with steps.step("rename", f"{', '.join(map(str, out)) or 'none'} leave {repo.model_dir}"):
+        for number in out:
+            repo.take_out(number)
+    watching = [control for control in target.servers if control.ready_versions()[-1:] != [chosen]]
     try:
-        _hold(control, version)
+        for control in watching:
+            with steps.step("ready", f"{control.url} holds version {chosen} ready"):
+                control.wait_ready(chosen, timeout=120)
+                fault = control.fault(None, repo.known_bundle_id(chosen))
+                if fault is not None:
+                    raise RolloutError(f"{control.url}: version {chosen} does not answer: {fault}")
     except RolloutError as error:
-        steps.note(f"while going back: {error}")
+        for number in out:
+            repo.rename(repo.withdrawn / str(number), repo.path(number))
+        repo.clear_intent()
+        say_also(error, f"the {action} withdrew nothing: {numbers(out)} back in {repo.model_dir}")
+        raise
 
 
-def _record(target: Target, action: str, version: int, to: int, out: list[int], command: str | None) -> None:
+def _hold(control: ServerControl, version: int, repository: Repository, steps: Steps) -> None:
+    with contextlib.suppress(NoControlError):  # in POLL mode the rename is the order
+        hold(control, version, repository.known_bundle_id(version), steps.note)
+
+
+def _record(target: Target, action: str, version: int, to: int | None, out: list[int], command: str | None) -> None:
     Ledger(target.repository.state).add(action, version, to=to, out=out, command=_command(command))
     target.repository.clear_intent()
 
 
 def _result(
-    version: int, to: int | None, repository: Repository, targets: list[Target], steps: Steps
+    version: int, to: int | None, gone: list[int], repository: Repository, targets: list[Target], steps: Steps
 ) -> dict[str, Any]:
     return {
         "from": version,
         "to": to,
+        "withdrawn": sorted(set(gone)),
         "bundle_id": None if to is None else repository.bundle_id(to),
         "servers": [control.url for target in targets for control in target.servers],
         "steps": steps.log,
@@ -306,9 +313,8 @@ def _removable(target: Target, keep: int) -> list[tuple[int, Path]]:
     held = {number for control in target.servers for number in control.ready_versions()}
     present = repository.versions()
     old = [(number, repository.path(number)) for number in present[:-keep] if number not in held]
-    folders = repository.withdrawn.iterdir() if repository.withdrawn.is_dir() else ()
-    taken_out = sorted(int(folder.name) for folder in folders)
-    return [*old, *((number, repository.withdrawn / str(number)) for number in taken_out[:-keep])]
+    taken_out = repository.withdrawn_versions()[:-keep]
+    return [*old, *((number, repository.withdrawn / str(number)) for number in taken_out)]
 
 
 def _command(command: str | None) -> str:

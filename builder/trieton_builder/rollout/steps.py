@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trieton_builder.rollout.errors import say_also
+
 
 @dataclass(frozen=True)
 class StepEvent:
@@ -58,3 +60,20 @@ class Steps:
         """Say something that is not a step of its own."""
         self.log.append({"step": self._current, "note": text})
         self.listener(StepEvent(self._current, "note", text))
+
+
+def numbers(versions: list[int]) -> str:
+    """ "version 3 is" or "versions 3, 4 and 5 are", for the sentences that say what became of them."""
+    *first, last = map(str, versions)
+    return f"versions {', '.join(first)} and {last} are" if first else f"version {last} is"
+
+
+@contextlib.contextmanager
+def telling(withdrawn: list[int]) -> Iterator[None]:
+    """Let an error also name the versions of killed publishers that were withdrawn before it."""
+    try:
+        yield
+    except BaseException as error:
+        if withdrawn:
+            say_also(error, f"{numbers(withdrawn)} withdrawn, left by a killed publisher")
+        raise

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from trieton_builder.rollout.control import ServerControl
-from trieton_builder.rollout.errors import NoControlError, RolloutError
 from trieton_builder.rollout.repository import Repository, write_atomically
-from trieton_builder.rollout.steps import Steps
+from trieton_builder.rollout.steps import Listener, Steps
+from trieton_builder.server.leftovers import NAMESPACE
 
 KEY_VARIABLE = "TRIETON_CONTROL_KEY"
 
@@ -62,14 +62,13 @@ def open_targets(
 
     Args:
         repository: what every server reads whose entry names none.
-        servers: endpoints, or their text, see `Endpoint.parse`. None: the server that `trieton serve` runs on this
-            repository right now, if it does. Empty: no server is told anything.
+        servers: endpoints, or their text, see `Endpoint.parse`. None: those that `trieton serve` runs on this
+            repository right now, if any. Empty: no server is told anything.
         control_key: for the endpoints that bring none.
     """
     default = Repository(repository)
     if servers is None:
-        running = running_server(default)
-        servers = [] if running is None else [running]
+        servers = running_servers(default)
     endpoints = [server if isinstance(server, Endpoint) else Endpoint.parse(server) for server in servers]
     targets: dict[Path, Target] = {}
     if not endpoints or any(endpoint.repository is None for endpoint in endpoints):
@@ -90,11 +89,33 @@ def open_targets(
                 control.close()
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How a command reaches its servers and excludes other commands; see `open_targets` and `locked`.
+
+    Attributes:
+        wait: seconds to wait for another publisher.
+        command: for the ledger; None takes this process's command line.
+        listener: told of each step, see `Steps`.
+    """
+
+    servers: Sequence[str | Endpoint] | None = None
+    control_key: str | None = None
+    wait: float = 0.0
+    load_timeout: float = 600.0
+    command: str | None = None
+    listener: Listener | None = None
+
+    def targets(self, repository: str | os.PathLike[str]) -> contextlib.AbstractContextManager[list[Target]]:
+        return open_targets(repository, self.servers, control_key=self.control_key, load_timeout=self.load_timeout)
+
+
 @contextlib.contextmanager
-def locked(targets: Sequence[Target], wait: float, *, create: bool = False) -> Iterator[None]:
+def locked(targets: Sequence[Target], wait: float, steps: Steps, *, create: bool = False) -> Iterator[None]:
     """Hold the locks of all repositories, always taken in the same order.
 
     Args:
+        steps: told what a filesystem lacks.
         create: make a repository that does not exist yet; else that is an error.
     """
     with contextlib.ExitStack() as locks:
@@ -102,7 +123,7 @@ def locked(targets: Sequence[Target], wait: float, *, create: bool = False) -> I
             if not create:
                 target.repository.require()
             target.repository.prepare()
-            locks.enter_context(target.repository.lock(wait))
+            locks.enter_context(target.repository.lock(wait, steps.note))
         yield
 
 
@@ -131,60 +152,40 @@ def ensure_key(repository: Repository) -> str:
     return key
 
 
-def remember_server(repository: Repository, grpc_url: str, pid: int) -> None:
-    """Write down that a server runs on this repository, for publishers on this machine."""
-    write_atomically(repository.server_file, json.dumps({"grpc": grpc_url, "pid": pid}) + "\n")
+def remember_server(repository: Repository, grpc_url: str, pid: int) -> Path:
+    """Write down that a server runs on this repository, for publishers on this machine. Returns the file to remove.
 
-
-def running_server(repository: Repository) -> str | None:
-    """gRPC address of the server that `trieton serve` runs on this repository on this machine, or None."""
-    try:
-        noted = json.loads(repository.server_file.read_text())
-        process = psutil.Process(noted["pid"])
-        return noted["grpc"] if "tritonserver" in process.name() else None
-    except (OSError, ValueError, KeyError, psutil.Error):
-        return None
-
-
-def activate(control: ServerControl, version: int, previous: int | None, steps: Steps, *, keep_previous: bool) -> None:
-    """Let one server answer from `version`.
-
-    With `keep_previous` the version before stays resident, so going back takes milliseconds. Anything older is dropped
-    first: never more than two versions are in memory.
-
-    Raises:
-        RolloutError: the server refused or failed; `previous` answers as before.
+    Each server has a file of its own, so that several on one repository are all known, whichever ends first.
     """
-    patience = 30.0
-    with steps.step("load", f"{control.url} loads version {version}"):
+    repository.server_dir.mkdir(exist_ok=True)
+    path = repository.server_dir / f"{pid}.json"
+    process = psutil.Process(pid)
+    noted = {"grpc": grpc_url, "pid": pid, "started": process.create_time(), "namespace": os.readlink(NAMESPACE)}
+    write_atomically(path, json.dumps(noted) + "\n")
+    return path
+
+
+def running_servers(repository: Repository) -> list[str]:
+    """gRPC addresses of the servers that `trieton serve` runs on this repository on this machine, oldest first."""
+    running = []
+    for path in repository.server_dir.glob("*.json") if repository.server_dir.is_dir() else ():
         try:
-            resident = control.ready_versions()
-            keep = [previous] if keep_previous and previous in resident else []
-            if keep and set(resident) - {previous, version}:
-                control.load(keep)
-            control.load([*keep, version])
-        except NoControlError:
-            patience = control.load_timeout
-            steps.note(f"{control.url} is not in EXPLICIT mode: waiting until it takes version {version} by itself")
-    with steps.step("ready", f"{control.url} holds version {version} ready"):
-        control.wait_ready(version, patience)
-        if not control.server_ready():
-            steps.note(
-                f"{control.url} calls itself not ready although version {version} is: it runs with strict readiness; "
-                "start it with --strict-readiness=false"
-            )
+            noted = json.loads(path.read_text())
+            if noted["namespace"] != os.readlink(NAMESPACE):
+                continue  # of another container, where the same number is another process
+            process = psutil.Process(noted["pid"])
+            # A process id is used again, so the start counts, too.
+            if "tritonserver" in process.name() and abs(process.create_time() - noted["started"]) < 1:
+                running.append((noted["started"], noted["grpc"]))
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+            continue  # it has ended, or is just being written down
+    return [grpc for _, grpc in sorted(running)]
 
 
-def go_back(control: ServerControl, previous: int | None) -> str | None:
-    """Let one server answer from `previous` again (from nothing when None). Returns what went wrong, if anything."""
-    try:
-        if previous is None:
-            control.unload()
-        else:
-            control.load([previous])
-            control.wait_ready(previous)
-    except NoControlError:
-        return f"{control.url} is not in EXPLICIT mode; if it does not end by itself on the old version, restart it"
-    except RolloutError as error:
-        return str(error)
-    return None
+def forget_dead_servers(repository: Repository) -> None:
+    """Remove what killed `trieton serve` commands of this process namespace left written down. Only under the lock."""
+    for path in repository.server_dir.glob("*.json") if repository.server_dir.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads(path.read_text())
+            if noted["namespace"] == os.readlink(NAMESPACE) and not psutil.pid_exists(noted["pid"]):
+                path.unlink()

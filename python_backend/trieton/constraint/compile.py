@@ -8,13 +8,14 @@ compiled once per index and kept (`PlaneCache`); lists are worked in per request
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
+from trieton.compiled import cached_njit
 from trieton.constraint.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.constraint.plane import Plane
-from trieton.constraint.plane_cache import CacheStats, PlaneCache
+from trieton.constraint.plane_cache import CacheStats, PlaneCache, TextCache
 from trieton.index.catalog import encode_item_ids
 from trieton.index.static_index import StaticIndex
 
@@ -30,7 +31,7 @@ _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)  # set
 
 ItemIds = Sequence[int] | Sequence[str] | np.ndarray
 
-_caches: "weakref.WeakKeyDictionary[StaticIndex, PlaneCache]" = weakref.WeakKeyDictionary()
+_caches: "weakref.WeakKeyDictionary[StaticIndex, tuple[PlaneCache, TextCache]]" = weakref.WeakKeyDictionary()
 _caches_lock = threading.Lock()
 
 
@@ -57,12 +58,52 @@ def compile_constraint(
     Raises:
         ConstraintError: a fault in the expression (with its position) or a list of the wrong kind of ids.
     """
+    found = None if include is None else find_items(index, include, "include")
+    unwanted = None if exclude is None else find_items(index, exclude, "exclude").positions
+    plane = constrain(index, expression, None if found is None else found.positions, unwanted, base=base)
+    return plane if found is None else replace(plane, num_unknown=len(found.unknown))
+
+
+@dataclass(frozen=True, eq=False)
+class FoundItems:
+    """What a list of item ids names.
+
+    Attributes:
+        positions: int64, sorted, distinct.
+        unknown: distinct ids that the version does not have, as the catalogue encodes ids (int64 or bytes).
+    """
+
+    positions: np.ndarray
+    unknown: np.ndarray
+
+
+def find_items(index: StaticIndex, item_ids: ItemIds, what: str) -> FoundItems:
+    """Look up a list in any order that may hold an id more than once; `what` begins the text of an error.
+
+    Raises:
+        ConstraintError: ids of the wrong kind.
+    """
+    try:
+        # Sorted look-ups walk through memory in one direction: quicker on a large catalogue.
+        ids = np.unique(encode_item_ids(item_ids, text=index.catalog.is_text))
+        found = index.catalog.positions(ids)
+    except (ValueError, TypeError) as error:
+        raise ConstraintError(f"{what}: {error}") from None
+    return FoundItems(np.unique(found[found >= 0]), ids[found < 0])
+
+
+def constrain(
+    index: StaticIndex,
+    expression: str | None = None,
+    wanted: np.ndarray | None = None,
+    unwanted: np.ndarray | None = None,
+    *,
+    base: str | None = None,
+) -> Plane:
+    """`compile_constraint` for lists that have been looked up: `wanted` and `unwanted` are `FoundItems.positions`."""
     plane = _expression_plane(index, [text for text in (base, expression) if text is not None])
-    unwanted = None if exclude is None else _known_positions(index, exclude, "exclude")[0]
-    if include is not None:
-        wanted, num_unknown = _known_positions(index, include, "include")
-        wanted = wanted[plane.allows(wanted)]
-        return _list_plane(index, _without(wanted, unwanted), num_unknown)
+    if wanted is not None:
+        return _list_plane(index, _without(wanted[plane.allows(wanted)], unwanted))
     if unwanted is None or not len(unwanted):
         return plane
     if plane.included is not None:
@@ -85,11 +126,15 @@ def precompile(index: StaticIndex, expressions: Iterable[str] = ()) -> None:
 
 def plane_cache(index: StaticIndex) -> PlaneCache:
     """The cache of planes that belongs to `index`; it goes when the index goes."""
+    return _caches_of(index)[0]
+
+
+def _caches_of(index: StaticIndex) -> tuple[PlaneCache, TextCache]:
     with _caches_lock:
-        cache = _caches.get(index)
-        if cache is None:
-            cache = _caches[index] = PlaneCache()
-        return cache
+        caches = _caches.get(index)
+        if caches is None:
+            caches = _caches[index] = PlaneCache(), TextCache()
+        return caches
 
 
 # ---- expressions
@@ -97,15 +142,28 @@ def plane_cache(index: StaticIndex) -> PlaneCache:
 
 def _expression_plane(index: StaticIndex, texts: Sequence[str]) -> Plane:
     """The plane of the items that every one of `texts` allows."""
+    if not texts:
+        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
     for text in texts:
         if not isinstance(text, str):
             raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
-        check_names(text, parse(text), index.sets)
-    if not texts:
-        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
+    planes, canonical = _caches_of(index)
+    key, expression = tuple(texts), None
+    known = canonical.get(key)
+    if known is None:
+        expression = _parsed(index, key)
+        known = expression.text
+        canonical.put(key, known)  # only what was accepted: a caller's mistakes take no memory
+    return planes.get(known, lambda: _plane_of(index, expression or _parsed(index, key)))
+
+
+def _parsed(index: StaticIndex, texts: Sequence[str]) -> Expression:
+    """The expression that all `texts` hold. Raises ConstraintError, also for sets that the version does not have."""
+    parts = [parse(text) for text in texts]
+    for text, part in zip(texts, parts, strict=True):
+        check_names(text, part, index.sets)
     # Joined after parsing, so that an error's position is the one in its own text and limits hold for each.
-    expression = combined("and", [parse(text) for text in texts])
-    return plane_cache(index).get(expression.text, lambda: _plane_of(index, expression))
+    return combined("and", parts)
 
 
 def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
@@ -125,35 +183,17 @@ def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
 # ---- lists
 
 
-def _known_positions(index: StaticIndex, item_ids: ItemIds, what: str) -> tuple[np.ndarray, int]:
-    """Sorted distinct positions of `item_ids`, and how many distinct ids the catalogue does not have."""
-    try:
-        # Sorted look-ups walk through memory in one direction: quicker on a large catalogue.
-        ids = np.unique(encode_item_ids(item_ids, text=index.catalog.is_text))
-        found = index.catalog.positions(ids)
-    except (ValueError, TypeError) as error:
-        raise ConstraintError(f"{what}: {error}") from None
-    known = found[found >= 0]
-    return np.unique(known), len(found) - len(known)
-
-
 def _without(positions: np.ndarray, unwanted: np.ndarray | None) -> np.ndarray:
     return positions if unwanted is None else np.setdiff1d(positions, unwanted, assume_unique=True)
 
 
-def _list_plane(index: StaticIndex, positions: np.ndarray, num_unknown: int = 0) -> Plane:
+def _list_plane(index: StaticIndex, positions: np.ndarray) -> Plane:
     """The plane that allows exactly `positions` (int64, sorted, distinct)."""
     leaf_ptr = index.catalog.leaf_ptr
     alive = [positions if leaf_ptr is None else _parents(positions, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         alive.append(_parents(alive[-1], ptr))
-    return Plane(
-        bits=(None,) * len(alive),
-        alive=tuple(reversed(alive)),
-        included=positions,
-        num_unknown=num_unknown,
-        index=weakref.ref(index),
-    )
+    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions, index=weakref.ref(index))
 
 
 def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
@@ -190,7 +230,7 @@ def _child_ptr(index: StaticIndex) -> tuple[np.ndarray, ...]:
     return index.row_ptr[1 : _num_plane_levels(index)]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _any_bit(bits, lo, hi):
     """Whether any of the bits lo .. hi is set."""
     if lo >= hi:
@@ -208,7 +248,7 @@ def _any_bit(bits, lo, hi):
     return False
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _count_bits(bits, lo, hi):
     """How many of the bits lo .. hi are set."""
     if lo >= hi:
@@ -224,7 +264,7 @@ def _count_bits(bits, lo, hi):
     return count
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _lift(bits, ptr):
     """Bits of the level above: bit e is set when any of the bits ptr[e] .. ptr[e + 1] is."""
     edges = len(ptr) - 1
@@ -241,7 +281,7 @@ def _lift(bits, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _owners(children, ptr):
     """The parent of each child: the edge e with ptr[e] <= child < ptr[e + 1].
 
@@ -260,7 +300,7 @@ def _owners(children, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _parents(children, ptr):
     """Distinct parents, sorted, of sorted children."""
     out = _owners(children, ptr)
@@ -272,7 +312,7 @@ def _parents(children, ptr):
     return out[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _dead_parents(dead, ptr, bits):
     """Parents, sorted, whose living children (set bits; all where `bits` is empty) are all among the sorted `dead`."""
     out = _owners(dead, ptr)

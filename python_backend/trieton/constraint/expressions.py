@@ -1,8 +1,6 @@
 """Boolean expressions over named sets: `fresh and (region_us or region_ca) and not adult`.
 
-A name is letters, digits and any of `_ . : / -` (not first `-`), or anything between double quotes, where a backslash
-escapes a quote and itself: `"Children's"`. `not` binds tighter than `and`, `and` tighter than `or`. Names are
-case-sensitive, operators are lower case.
+The rules are in CONSTRAINTS.md beside this package; `trieton.constraint.RULES` is their short form.
 """
 
 import difflib
@@ -10,7 +8,6 @@ import re
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -35,6 +32,23 @@ QUOTED: /"(\\["\\]|[^"\\])+"/
 _PLAIN = re.compile(r"[\w.:/][\w.:/-]*")
 _NAME_TOKENS = ("NAME", "QUOTED")
 _OPERATORS = ("and", "or", "not")
+# What other languages write, and what stands for it here. Longer spellings first.
+_FOREIGN = {
+    "&&": "write 'and'",
+    "||": "write 'or'",
+    "!=": "sets have no values to compare; write 'not' and the name of a set",
+    "&": "write 'and'",
+    "|": "write 'or'",
+    "!": "write 'not'",
+    "~": "write 'not'",
+    "-": "write 'and not'",
+    "+": "write 'or'",
+    ",": "write 'or' between the names",
+    "'": "names stand in double quotes, or in none",
+    "`": "names stand in double quotes, or in none",
+    "[": "use round brackets",
+    "{": "use round brackets",
+} | dict.fromkeys(("==", "<=", ">=", "=", "<", ">"), "sets have no values to compare; write the name of a set")
 
 
 class ConstraintError(ValueError):
@@ -139,7 +153,6 @@ _PARSER = Lark(_GRAMMAR, start="any_of", parser="lalr", lexer="basic", transform
 _PARSER_LOCK = threading.Lock()
 
 
-@lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
     """Parse and normalise an expression.
 
@@ -190,8 +203,7 @@ def check_names(text: str, expression: Expression, known: Collection[str]) -> No
         names = (token for token in _PARSER.lex(text) if token.type in _NAME_TOKENS)
         token = next(token for token in names if _name_of(token) in unknown)
     name = _name_of(token)
-    hint = _suggestion(name, known) or ("; this version has no named sets" if not known else "")
-    raise ConstraintError(f"unknown set {_shown(name)}{hint}", token.start_pos)
+    raise ConstraintError(f"unknown set {_shown(name)}{_suggestion(name, known)}", token.start_pos)
 
 
 def _name_of(token: Token) -> str:
@@ -199,11 +211,19 @@ def _name_of(token: Token) -> str:
 
 
 def _suggestion(name: str, known: Collection[str]) -> str:
-    if len(name) > 100:  # comparing costs the product of both lengths, and nobody mistypes such a name
-        return ""
-    folded = [other for other in known if other.lower() == name.lower()]
-    close = folded or difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {' or '.join(_shown(n) for n in close)}?" if close else ""
+    """What may have been meant: the nearest names, the operator, or else some of the names that there are."""
+    if not known:
+        return "; this version has no named sets"
+    if name.lower() in _OPERATORS:
+        return f"; operators are lower case: {name.lower()}"
+    close: list[str] = []
+    if len(name) <= 100:  # comparing costs the product of both lengths, and nobody mistypes such a name
+        folded = [other for other in known if other.lower() == name.lower()]
+        close = folded or difflib.get_close_matches(name, known, n=3)
+    if close:
+        return f"; did you mean {' or '.join(_shown(n) for n in close)}?"
+    some = ", ".join(_shown(n) for n in sorted(known)[:3])
+    return f"; this version has {len(known)} sets: {some}" + (", ..." if len(known) > 3 else "")
 
 
 def _shown(name: str) -> str:
@@ -212,11 +232,7 @@ def _shown(name: str) -> str:
 
 def _syntax_error(text: str, error: UnexpectedInput) -> ConstraintError:
     if isinstance(error, UnexpectedCharacters):
-        position = error.pos_in_stream or 0
-        character = text[position]
-        if character == '"':
-            return ConstraintError("this quote is not closed, or nothing stands inside it", position)
-        return ConstraintError(f"unexpected {character!r}; put names with such characters in double quotes", position)
+        return _character_error(text, error.pos_in_stream or 0)
     if not isinstance(error, UnexpectedToken) or error.token.type == "$END":
         opened = _unclosed(text)
         if opened is not None:
@@ -229,9 +245,62 @@ def _syntax_error(text: str, error: UnexpectedInput) -> ConstraintError:
         expected = "'and', 'or' or the end, because no '(' is open here"
     else:
         expected = "'and', 'or' or the end"
-    lower = str(token).lower()
-    hint = f"; operators are lower case: {lower}" if lower in _OPERATORS and lower != str(token) else ""
+    hint = _word_hint(text, token)
     return ConstraintError(f"expected {expected}, got {_shown(str(token))}{hint}", token.start_pos)
+
+
+def _character_error(text: str, position: int) -> ConstraintError:
+    """The error of a character that begins nothing."""
+    if text[position] == '"':
+        return _quote_error(text, position)
+    listed = re.search(r"\bin\b", text[:position], re.IGNORECASE) if text[position] == "," else None
+    if listed:
+        return ConstraintError(_no_in(listed.group()), listed.start())
+    for spelling, remedy in _FOREIGN.items():
+        if text.startswith(spelling, position):
+            return ConstraintError(f"unexpected {spelling!r}; {remedy}", position)
+    return ConstraintError(f"unexpected {text[position]!r}; put names with such characters in double quotes", position)
+
+
+def _quote_error(text: str, position: int) -> ConstraintError:
+    """The error of a quote that begins no name."""
+    if text.startswith('""', position):
+        return ConstraintError("nothing stands inside these quotes", position)
+    inside = position + 1
+    while inside < len(text) and text[inside] != '"':
+        if text[inside] == "\\":
+            if text[inside + 1 : inside + 2] not in ('"', "\\"):
+                got = text[inside : inside + 2]
+                return ConstraintError(
+                    f"inside quotes a backslash stands before a quote or a backslash only, got {got}; "
+                    "any other character, a line break too, is written as it is",
+                    inside,
+                )
+            inside += 1
+        inside += 1
+    return ConstraintError("this quote is not closed", position)
+
+
+def _no_in(word: str) -> str:
+    return f"there is no {word!r}: write the names of sets with 'or' between them"
+
+
+def _word_hint(text: str, token: Token) -> str:
+    """What to write instead, where the word at `token` or the one before it is an operator of another language."""
+    before = text[: token.start_pos].split()
+    for word in (str(token), before[-1] if before else ""):
+        lower = word.lstrip("(").lower()
+        if lower in _OPERATORS and word.lstrip("(") != lower:
+            return f"; operators are lower case: {lower}"
+        if lower in ("in", "is", "has", "contains"):
+            return f"; {_no_in(word)}"
+        if lower in ("xor", "nor", "nand", "but"):
+            return f"; there is no {word!r}: the operators are 'and', 'or' and 'not'"
+    if token == "not":
+        return "; write 'and not'"
+    if token.type in _NAME_TOKENS:
+        return "; a name with a space inside stands in double quotes"
+    return ""
 
 
 def _unclosed(text: str) -> int | None:

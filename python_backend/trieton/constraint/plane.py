@@ -28,7 +28,6 @@ class Plane:
         item_bits: packed allowed items uint8 [ceil(num_items / 8)], or None for all.
         excluded: int64, sorted positions of excluded items.
         included: int64, sorted positions of the only allowed items, already reduced by everything else; None for all.
-        num_unknown: distinct ids of the include list that the version does not have; they were ignored.
         index: the index that it was compiled for, and holds for; None for a plane made by hand.
     """
 
@@ -38,7 +37,6 @@ class Plane:
     item_bits: np.ndarray | None = None
     excluded: np.ndarray | None = None
     included: np.ndarray | None = None
-    num_unknown: int = 0
     index: "ref[StaticIndex] | None" = None
 
     @property

@@ -1,5 +1,6 @@
-"""A bounded cache of compiled planes that many threads share."""
+"""Caches bounded in bytes that many threads share: compiled planes, and the canonical texts of expressions."""
 
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -10,6 +11,45 @@ from dataclasses import dataclass
 from trieton.constraint.plane import Plane
 
 DEFAULT_MAX_BYTES = 512 << 20
+TEXT_MAX_BYTES = 4 << 20
+ENTRY_BYTES = 1024  # what an entry costs besides its plane or text: objects, keys, tuples
+
+
+class TextCache:
+    """Maps texts to what they are canonically; the least recently used go first."""
+
+    def __init__(self, max_bytes: int = TEXT_MAX_BYTES):
+        self._lock = threading.Lock()
+        self._held: OrderedDict[tuple[str, ...], str] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._bytes
+
+    def get(self, texts: tuple[str, ...]) -> str | None:
+        """The canonical text of `texts`, None where it is not held."""
+        with self._lock:
+            found = self._held.get(texts)
+            if found is not None:
+                self._held.move_to_end(texts)
+            return found
+
+    def put(self, texts: tuple[str, ...], canonical: str) -> None:
+        """Hold a canonical text, and drop old ones to stay within `max_bytes`."""
+        with self._lock:
+            if texts not in self._held:
+                self._bytes += _text_bytes(*texts, canonical)
+            self._held[texts] = canonical
+            while self._bytes > self._max_bytes:
+                old, text = self._held.popitem(last=False)
+                self._bytes -= _text_bytes(*old, text)
+
+
+def _text_bytes(*texts: str) -> int:
+    return ENTRY_BYTES + sum(map(sys.getsizeof, texts))
 
 
 @dataclass(frozen=True)
@@ -20,7 +60,7 @@ class CacheStats:
         hits: requests answered by a plane that was there or that another thread was just compiling.
         misses: planes compiled.
         evictions: planes dropped to stay within `max_bytes`.
-        entries, bytes, max_bytes: planes held now, their size, and the most that is kept.
+        entries, bytes, max_bytes: planes held now, their size with that of their keys, and the most that is kept.
         compile_seconds: wall time spent compiling, summed over all planes.
     """
 
@@ -77,9 +117,10 @@ class PlaneCache:
         with self._lock:
             del self._in_flight[key]
             self._compile_seconds += time.perf_counter() - started
-            if plane.nbytes <= self._max_bytes:
+            # The key counts, too: planes that allow everything or nothing are of no size, their texts are not.
+            if (cost := _cost(key, plane)) <= self._max_bytes:
                 self._held[key] = plane
-                self._bytes += plane.nbytes
+                self._bytes += cost
                 self._shrink()
         future.set_result(plane)
         return plane
@@ -107,6 +148,10 @@ class PlaneCache:
 
     def _shrink(self) -> None:
         while self._bytes > self._max_bytes:
-            _, plane = self._held.popitem(last=False)
-            self._bytes -= plane.nbytes
+            key, plane = self._held.popitem(last=False)
+            self._bytes -= _cost(key, plane)
             self._evictions += 1
+
+
+def _cost(key: str, plane: Plane) -> int:
+    return plane.nbytes + _text_bytes(key)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from trieton.retriever.onnx import default_threads, host, open_session
+from trieton.retriever.onnx import DEFAULT_THREADS, host, open_session
 
 LOG = logging.getLogger("trieton")
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -31,7 +31,7 @@ class OptimumEngine:
         Raises:
             ValueError: graphs are missing or lack an input that is needed.
         """
-        threads = default_threads(folder) if threads is None else threads
+        threads = threads or DEFAULT_THREADS
         self._normalise = normalise
         self._device = device or "cpu"
         self._encoder = self._first = None
@@ -166,10 +166,14 @@ def _run(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[st
 
 
 def _start_token(folder: Path) -> int:
+    """What the decoder starts with: config.json says it, or else generation_config.json."""
+    name = "decoder_start_token_id"
     try:
-        token = json.loads((folder / "config.json").read_text())["decoder_start_token_id"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'}: expected decoder_start_token_id ({error})") from None
+        files = [folder / file for file in ("config.json", "generation_config.json") if (folder / file).is_file()]
+        found = [token for file in files if (token := json.loads(file.read_text()).get(name)) is not None]
+        token = found[0]
+    except (OSError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"{folder / 'config.json'}: expected {name} ({error})") from None
     if type(token) is not int:
-        raise ValueError(f"{folder / 'config.json'}: decoder_start_token_id: expected an integer, got {token!r}")
+        raise ValueError(f"{folder / 'config.json'}: {name}: expected an integer, got {token!r}")
     return token

@@ -4,148 +4,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trieton.retriever.token_map import LARGEST_TOKEN, TokenMap
+
+__all__ = ["SPEC_FILE", "Framing", "PromptTemplate", "RetrieverSpec", "TokenMap"]
+
 FORMAT_VERSION = 1
 SPEC_FILE = "retriever.json"
 ENGINES = ("onnx", "torch", "optimum", "bls")
 DTYPES = ("float32", "float16", "bfloat16")
-LARGEST_TOKEN = (1 << 31) - 1  # a request's tokens are int32
 LONGEST_PROMPT = 1 << 20  # tokens; graphs hold tables of that length
-
-
-@dataclass(frozen=True)
-class TokenMap:
-    """Which token stands for each code: `token = token_map[level][code]`.
-
-    Attributes:
-        levels: per level the token of every code; a `range` where they are consecutive.
-        end_token: the token that ends a semantic ID shorter than the deepest one; None where all have one length.
-    """
-
-    levels: tuple[range | tuple[int, ...], ...]
-    end_token: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.levels:
-            raise ValueError("token map: expected at least one level, got none")
-        if self.end_token is not None and not (type(self.end_token) is int and 0 <= self.end_token <= LARGEST_TOKEN):
-            raise ValueError(f"token map: expected an end token of 0 or more, got {self.end_token!r}")
-        for level, tokens in enumerate(self.levels):
-            ends = _ends(tokens)
-            if not ends or min(ends) < 0 or max(ends) > LARGEST_TOKEN:
-                raise ValueError(
-                    f"token map: level {level}: expected at least one token, none negative or above {LARGEST_TOKEN}, "
-                    f"got {str(tokens)[:120]}"
-                )
-            if not isinstance(tokens, range) and len(set(tokens)) != len(tokens):
-                raise ValueError(f"token map: level {level}: two codes have the same token")
-            if self.end_token is not None and level and self.end_token in tokens:
-                raise ValueError(
-                    f"token map: level {level}: the end token {self.end_token} is also the token of a code"
-                )
-
-    @classmethod
-    def contiguous(cls, sizes: Sequence[int], *, first: int, end_token: int | None = None) -> "TokenMap":
-        """Levels one after the other: level 0 at tokens `first ..`, level 1 behind it, and so on."""
-        starts = [first + sum(sizes[:level]) for level in range(len(sizes))]
-        return cls(tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True)), end_token)
-
-    @property
-    def num_levels(self) -> int:
-        return len(self.levels)
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Codes of each level, the end code not counted."""
-        return tuple(map(len, self.levels))
-
-    @cached_property
-    def _codes(self) -> tuple[np.ndarray, ...]:
-        return tuple(np.asarray(tokens, np.int64) for tokens in self.levels)
-
-    @cached_property
-    def columns(self) -> tuple[np.ndarray, ...]:
-        """Per level the token of each column of the logits, int64: its codes, then the end token (levels >= 1)."""
-        if self.end_token is None:
-            return self._codes
-        return (self._codes[0], *(np.append(tokens, self.end_token) for tokens in self._codes[1:]))
-
-    @property
-    def largest(self) -> int:
-        """The largest token in use; the vocabulary has to be larger."""
-        used = [token for tokens in self.levels for token in _ends(tokens)]
-        return int(max(used if self.end_token is None else [*used, self.end_token]))
-
-    def tokens(self, level: int, codes: np.ndarray) -> np.ndarray:
-        """Tokens int64 of `codes` (any shape; the end code allowed where there is an end token).
-
-        Raises:
-            ValueError: a code outside the level.
-        """
-        codes = np.asarray(codes)
-        columns = self.columns[level]
-        if codes.size and (codes.min() < 0 or codes.max() >= len(columns)):
-            bad = codes[(codes < 0) | (codes >= len(columns))].flat[0]
-            raise ValueError(f"level {level}: expected 0 <= code < {len(columns)}, got {bad}")
-        return columns[codes]
-
-    @cached_property
-    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All columns in one array, where each level begins in it, and the number of columns of each level."""
-        widths = np.array([len(column) for column in self.columns])
-        return np.concatenate(self.columns), np.cumsum(widths) - widths, widths
-
-    def rows(self, codes: np.ndarray) -> np.ndarray:
-        """Tokens int64 [n, L] of whole semantic IDs, codes int [n, L].
-
-        Raises:
-            ValueError: a code outside its level.
-        """
-        table, starts, widths = self._table
-        if ((codes < 0) | (codes >= widths)).any():
-            for level in range(self.num_levels):
-                self.tokens(level, codes[:, level])
-        return table[codes + starts]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """One object per level: `{"start": s, "size": n}` or `{"tokens": [...]}`."""
-        return [
-            {"start": tokens.start, "size": len(tokens)} if isinstance(tokens, range) else {"tokens": list(tokens)}
-            for tokens in self.levels
-        ]
-
-    @classmethod
-    def from_json(cls, levels: Sequence[Mapping[str, Any]], end_token: int | None = None) -> "TokenMap":
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError: names the level whose entry is not one of the two forms.
-        """
-        if not isinstance(levels, list | tuple):
-            raise ValueError(f"token map: expected a list with one object per level, got {type(levels).__name__}")
-        parsed: list[range | tuple[int, ...]] = []
-        for level, entry in enumerate(levels):
-            match entry:
-                case {"start": start, "size": size} if len(entry) == 2 and type(start) is type(size) is int:
-                    parsed.append(range(start, start + size))
-                case {"tokens": list(tokens)} if len(entry) == 1 and tokens and all(type(t) is int for t in tokens):
-                    parsed.append(tuple(tokens))
-                case _:
-                    raise ValueError(
-                        f'token map: level {level}: expected {{"start": s, "size": n}} or {{"tokens": [...]}}, '
-                        f"got {json.dumps(entry)[:120]}"
-                    )
-        return cls(tuple(parsed), end_token)
-
-
-def _ends(tokens: range | tuple[int, ...]) -> Sequence[int]:
-    """The tokens of a level, of a range the first and last alone: one of a mistyped size would fill the memory."""
-    return (tokens[0], tokens[-1]) if isinstance(tokens, range) and tokens else tuple(tokens)
 
 
 @dataclass(frozen=True)
@@ -231,6 +103,37 @@ class PromptTemplate:
 
 
 @dataclass(frozen=True)
+class Framing:
+    """What the checkpoint itself says about prompts and answers, beside what the export was told.
+
+    Attributes:
+        prefix, suffix: tokens that it puts in front of and behind every text, BOS and EOS.
+        end_token: EOS, which ends what it writes.
+        start_token: what the decoder of an encoder-decoder starts with.
+    """
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    end_token: int | None = None
+    start_token: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known, nothing where nothing is."""
+        lists = {name: list(getattr(self, name)) for name in ("prefix", "suffix") if getattr(self, name)}
+        one = {name: getattr(self, name) for name in ("end_token", "start_token") if getattr(self, name) is not None}
+        return lists | one
+
+    @classmethod
+    def from_json(cls, fields: Any) -> "Framing":
+        """The reverse of `to_json`. Raises ValueError."""
+        known = {"prefix": list, "suffix": list, "end_token": int, "start_token": int}
+        if not isinstance(fields, dict) or any(type(value) is not known.get(name) for name, value in fields.items()):
+            raise ValueError(f"checkpoint: expected {', '.join(known)}, got {json.dumps(fields)[:120]}")
+        prefix, suffix = (tuple(fields.get(name, ())) for name in ("prefix", "suffix"))
+        return cls(prefix, suffix, fields.get("end_token"), fields.get("start_token"))
+
+
+@dataclass(frozen=True)
 class RetrieverSpec:
     """A retriever's declaration, stored as `retriever.json` beside its graphs.
 
@@ -243,6 +146,7 @@ class RetrieverSpec:
             that Optimum exported, on ONNX Runtime), or "bls" (models of the server that runs the search).
         dtype: of weights and keys/values: "float32", "float16" or "bfloat16".
         normalise: what log-probabilities are normalised over, the whole "vocabulary" or the codes of the "level".
+        checkpoint: what the checkpoint says about prompts, whatever was declared.
         fingerprint: sha256 over the graphs and everything above.
     """
 
@@ -253,6 +157,7 @@ class RetrieverSpec:
     engine: str = "onnx"
     dtype: str = "float32"
     normalise: str = "vocabulary"
+    checkpoint: Framing = Framing()
     fingerprint: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -294,6 +199,27 @@ class RetrieverSpec:
     def num_levels(self) -> int:
         return self.token_map.num_levels
 
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompt and a decoder, behind a start token, writes the semantic ID."""
+        return self.family == "t5" or self.checkpoint.start_token is not None
+
+    def remarks(self) -> list[str]:
+        """Where prompts lack what the checkpoint puts around them: right only if the model was trained without it."""
+        found = []
+        for name, place in (("prefix", "in front of"), ("suffix", "behind")):
+            said, held = getattr(self.checkpoint, name), getattr(self.prompt, name)
+            if any(token not in held for token in said):
+                found.append(
+                    f"{name}: the checkpoint puts {list(said)} {place} a prompt, the template puts {list(held)}; "
+                    "a model that was trained with them answers worse without"
+                )
+        if not self.encoder_decoder and not self.prompt.prefix and not self.checkpoint.prefix:
+            found.append(
+                "prefix: nothing stands in front of the first item (no BOS): right only where the model was trained so"
+            )
+        return found
+
     def check_prompt(self, tokens: np.ndarray, name: str = "prompt") -> np.ndarray:
         """The tokens of one prompt as int64 [S].
 
@@ -313,6 +239,7 @@ class RetrieverSpec:
         return tokens.astype(np.int64)
 
     def to_json(self) -> dict[str, Any]:
+        checkpoint = self.checkpoint.to_json()
         return {
             "format_version": FORMAT_VERSION,
             "family": self.family,
@@ -323,7 +250,10 @@ class RetrieverSpec:
             "normalise": self.normalise,
             "token_map": self.token_map.to_json(),
             "end_token": self.end_token,
+            # Only where they say something: earlier releases wrote neither, and the fingerprint is over all of this.
+            **({"shared_tokens": True} if self.token_map.shared_tokens else {}),
             "prompt": self.prompt.to_json(),
+            **({"checkpoint": checkpoint} if checkpoint else {}),
             "fingerprint": self.fingerprint,
         }
 
@@ -338,10 +268,13 @@ class RetrieverSpec:
         if version != FORMAT_VERSION:
             raise ValueError(f"retriever: format version {version!r}, this release reads {FORMAT_VERSION}")
         try:
-            token_map = TokenMap.from_json(fields["token_map"], fields["end_token"])
+            token_map = TokenMap.from_json(
+                fields["token_map"], fields["end_token"], shared_tokens=fields.get("shared_tokens", False)
+            )
             plain = ("family", "engine", "dtype", "vocab_size", "max_length", "normalise", "fingerprint")
             prompt = PromptTemplate.from_json(fields["prompt"], token_map)
-            return cls(prompt=prompt, **{name: fields[name] for name in plain})
+            checkpoint = Framing.from_json(fields.get("checkpoint", {}))
+            return cls(prompt=prompt, checkpoint=checkpoint, **{name: fields[name] for name in plain})
         except KeyError as error:
             raise ValueError(f"retriever: field {error} is missing") from None
 

@@ -69,6 +69,7 @@ class Query:
         exclude: these items are never returned.
         normalise: over what the probabilities of a step add up to 1: the "vocabulary", the codes of the "level" or the
             children that are "allowed", see `trieton.search.beam.beam_search`.
+        strict: refuse ids that the catalogue does not have, in the history and in both lists.
         trace: told of each stage; None where nobody follows this query.
     """
 
@@ -80,6 +81,7 @@ class Query:
     include: ItemIds | None = None
     exclude: ItemIds | None = None
     normalise: str = "vocabulary"
+    strict: bool = False
     trace: "Trace | None" = None
 
 
@@ -94,6 +96,7 @@ class Answer:
         codes: semantic IDs, int32 [n, num_levels]; -1 behind the end of a short one.
         certified: these are the true top of everything the constraint allows, not only of the beam.
         num_unknown: ids of the history that the catalogue does not have.
+        num_unknown_listed: distinct ids of the include list, plus those of the exclude list, that it does not have.
         num_wanted: results that were asked for, or the default.
     """
 
@@ -103,6 +106,7 @@ class Answer:
     codes: np.ndarray
     certified: bool
     num_unknown: int
+    num_unknown_listed: int
     num_wanted: int
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trieton.bundle import Bundle
-from trieton.constraint.compile import ItemIds, compile_constraint, precompile
-from trieton.constraint.expressions import named
+from trieton.constraint.compile import ItemIds, constrain, find_items, precompile
+from trieton.constraint.expressions import ConstraintError, named
 from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
 from trieton.search.kernels import NORMALISE
@@ -30,6 +30,7 @@ __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Tot
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
 # Logits of one decode. The graph needs several times as much beside them, and the engine keeps what it once had.
 DECODE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+SHOWN_IDS = 5  # unknown ids that a refusal names
 PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
@@ -53,6 +54,7 @@ class Totals:
     short: int = 0
     certified: int = 0
     unknown_items: int = 0
+    unknown_listed: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
 
@@ -67,6 +69,7 @@ class Prepared:
     beam_width: int
     num_unknown: int
     normalise: str = "vocabulary"
+    num_unknown_listed: int = 0
     trace: "Trace | None" = None
 
 
@@ -75,8 +78,8 @@ class Searcher:
 
     Args:
         bundle: an opened bundle.
-        threads: threads of one operator of the retriever; None lets the engine choose. The step has one, always: it
-            is a few hundredths of a search, and on shared cores the wait for a second was twenty times the step (seen).
+        threads: threads of one operator of the retriever; None takes one. The step has one, always: it is a few
+            hundredths of a search, and on shared cores the wait for a second was twenty times the step (seen).
         kernel: kernel of the constrained step, see `beam_search`.
         limits: bounds of a query.
     """
@@ -153,7 +156,8 @@ class Searcher:
     def _most_beams(self) -> int:
         """Beams, of all requests together, that are decoded at once."""
         spec = self.retriever.spec
-        columns = spec.vocab_size if spec.normalise == "vocabulary" else max(map(len, self.retriever.columns))
+        whole = spec.normalise == "vocabulary" or spec.engine == "optimum"  # whose graphs know no other rows
+        columns = spec.vocab_size if whole else max(map(len, self.retriever.columns))
         device = "cuda" if self.index.device.startswith("cuda") else "cpu"
         return max(1, (self.limits.decode_bytes or DECODE_BYTES[device]) // (4 * columns))
 
@@ -188,9 +192,19 @@ class Searcher:
         started = time.perf_counter()
         prompt, num_unknown = self._prompt(query)
         prompted = self._spend(traces, "prompt", started, tokens=len(prompt))
-        plane = self._plane(query)
+        plane, num_unknown_listed = self._plane(query)
         self._spend(traces, "constraint", prompted, expression=query.constraint or "")
-        return Prepared(place, prompt, plane, num_results, beam_width, num_unknown, query.normalise, query.trace)
+        return Prepared(
+            place,
+            prompt,
+            plane,
+            num_results,
+            beam_width,
+            num_unknown,
+            normalise=query.normalise,
+            num_unknown_listed=num_unknown_listed,
+            trace=query.trace,
+        )
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
         """Prompt tokens int64 [S], and how many ids of the history are unknown."""
@@ -212,23 +226,34 @@ class Searcher:
             raise QueryError(f"history: {error}") from None
         known = positions[positions >= 0]
         num_unknown = len(positions) - len(known)
+        if query.strict:
+            _refuse_unknown("history", np.asarray(query.history)[positions < 0], len(positions))
         if not len(known):
             raise QueryError(f"history: none of the {num_unknown} item ids is in the catalogue of this version")
         template = self.retriever.spec.prompt
         leaves = self.index.catalog.leaves(known[-template.max_items :])
         return template.tokens(self.index.leaf_codes(leaves)), num_unknown
 
-    def _plane(self, query: Query) -> Plane | None:
-        """The compiled constraint; None when everything is allowed."""
+    def _plane(self, query: Query) -> tuple[Plane | None, int]:
+        """The compiled constraint, None when everything is allowed; and how many ids of both lists are unknown."""
         text = query.constraint
         if text is None and query.include is None and query.exclude is None and self._base is None:
-            return None
-        for name, ids in (("include", query.include), ("exclude", query.exclude)):
-            if ids is not None:
-                self._check_list(name, ids)
+            return None, 0
+        positions: list[np.ndarray | None] = []
+        num_unknown = 0
         try:
-            return compile_constraint(self.index, text, query.include, query.exclude, base=self._base)
-        except ValueError as error:
+            for name, ids in (("include", query.include), ("exclude", query.exclude)):
+                if ids is None:
+                    positions.append(None)
+                    continue
+                self._check_list(name, ids)
+                found = find_items(self.index, ids, name)
+                if query.strict:
+                    _refuse_unknown(name, found.unknown, len(ids))
+                positions.append(found.positions)
+                num_unknown += len(found.unknown)
+            return constrain(self.index, text, *positions, base=self._base), num_unknown
+        except ConstraintError as error:
             raise QueryError(str(error)) from None
 
     def _check_list(self, name: str, ids: ItemIds) -> None:
@@ -355,6 +380,7 @@ class Searcher:
         totals.short += count < wanted
         totals.certified += certified
         totals.unknown_items += query.num_unknown
+        totals.unknown_listed += query.num_unknown_listed
         return Answer(
             positions=positions,
             item_ids=catalog.ids(positions),
@@ -362,6 +388,7 @@ class Searcher:
             codes=result.codes[row][places],
             certified=certified,
             num_unknown=query.num_unknown,
+            num_unknown_listed=query.num_unknown_listed,
             num_wanted=wanted,
         )
 
@@ -376,6 +403,17 @@ class Searcher:
             allowed = plane.allows(positions)
             places, positions = places[allowed], positions[allowed]
         return places[:wanted], positions[:wanted]
+
+
+def _refuse_unknown(name: str, unknown: np.ndarray, count: int) -> None:
+    """Raises QueryError that names the first of the unknown ids, where there are any."""
+    if not len(unknown):
+        return
+    texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in unknown[:SHOWN_IDS].tolist()]
+    shown = ", ".join(repr(t[:60]) if unknown.dtype.kind in "SUO" else t for t in texts)
+    more = ", ..." if len(unknown) > SHOWN_IDS else ""
+    what = f"{len(unknown)} of {count} item ids are not in the catalogue of this version"
+    raise QueryError(f"{name}: {what}: {shown}{more}")
 
 
 def _groups(queries: list[Prepared], most_beams: int) -> list[list[Prepared]]:

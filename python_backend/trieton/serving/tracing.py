@@ -28,6 +28,7 @@ from trieton.search.query import Answer, QueryError
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context; as request parameters in whatever case they came
+LOG = logging.getLogger(__name__)
 WAITING = 1000  # searches whose spans are not made yet; more are dropped, for a trace is worth less than an answer
 CLOSING_SECONDS = 2.0  # that the end of a process waits for what is not exported yet
 
@@ -98,7 +99,10 @@ class Tracer:
         carrier: Mapping[str, Any] = {}
         server = request.trace().get_context() if hasattr(request, "trace") else None
         if server:
-            carrier = json.loads(server)
+            try:
+                carrier = json.loads(server)
+            except ValueError:  # what cannot be read costs the spans, not the answer
+                return None
         elif parameters:
             carrier = {name.lower(): value for name, value in parameters.items() if name.lower() in HEADERS}
         if not isinstance(carrier.get("traceparent"), str):
@@ -125,7 +129,11 @@ class Tracer:
 
     def _run(self) -> None:
         while (item := self._done.get()) is not None:
-            self._make(*item)
+            try:
+                self._make(*item)
+            except Exception:
+                # One search whose spans cannot be made must not end them for all that follow.
+                LOG.exception("the spans of a search could not be made")
 
     def _make(self, trace: Trace, entry: Answer | QueryError, ended: float) -> None:
         zero = time.time_ns() - time.perf_counter_ns()  # of the clock that the stages were taken with

@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
+from trieton.compiled import cached_njit
 from trieton.search.kernels import ALLOWED, VOCABULARY
 from trieton.search.kernels.arrays import NO_END
 
@@ -612,11 +613,11 @@ def _advance(level, beams, width, by_request, logits, stride, given, table, plan
         _advance_request(level, b, beams, logits, stride, table, plane, state, best, limits, ended)
 
 
-advance = njit(_advance, nogil=True, cache=True, **LEAN)
+advance = cached_njit(_advance, nogil=True, **LEAN)
 # Under a name of its own, because numba files compiled code under the function's name whatever its options.
 _advance_parallel = FunctionType(_advance.__code__, globals())
 _advance_parallel.__qualname__ = "_advance_parallel"
-advance_parallel = njit(_advance_parallel, nogil=True, cache=True, parallel=True)
+advance_parallel = cached_njit(_advance_parallel, nogil=True, parallel=True)
 
 
 @njit(**LEAN)
