@@ -56,7 +56,7 @@ def beam_search(
         length = row.index(end) + 1 if end in row else levels
         tokens = tuple(row[:length])
         if tokens not in ids or ids[tokens] in found:
-            continue  # where fewer than `width` exist it fills up with what is impossible, and with repeats
+            continue  # where fewer than `width` exist it fills up, with what is impossible or was there already
         score = np.float32(0)
         for level, token in enumerate(tokens):  # scored afresh, without any cache
             logits = reference_logits(

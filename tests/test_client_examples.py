@@ -46,7 +46,9 @@ def test_the_curl_example_gives_five_allowed_items(served):
     outputs = {o["name"]: o["data"] for o in json.loads(run("sh", "-c", adapted(block, served)))["outputs"]}
     assert set(outputs) == {"item_ids", "scores", "bundle_id"}
     assert set(outputs["item_ids"]) <= ALLOWED
-    (block,) = (text for language, text in BLOCKS if language == "sh" and text.startswith("curl") and "/gen" in text)
+    (block,) = (
+        text for language, text in BLOCKS if language == "sh" and text.startswith("curl") and "/generate " in text
+    )
     answer = json.loads(run("sh", "-c", adapted(block, served)))
     assert answer["item_ids"] == outputs["item_ids"]
 

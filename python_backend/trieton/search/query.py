@@ -67,9 +67,9 @@ class Query:
         constraint: expression over the version's named sets.
         include: only these items may be returned. An empty list allows nothing.
         exclude: these items are never returned.
-        strict: refuse ids that the catalogue does not have, in the history and in both lists.
         normalise: over what the probabilities of a step add up to 1: the "vocabulary", the codes of the "level" or the
             children that are "allowed", see `trieton.search.beam.beam_search`.
+        strict: refuse ids that the catalogue does not have, in the history and in both lists.
         trace: told of each stage; None where nobody follows this query.
     """
 
@@ -80,8 +80,8 @@ class Query:
     constraint: str | None = None
     include: ItemIds | None = None
     exclude: ItemIds | None = None
-    strict: bool = False
     normalise: str = "vocabulary"
+    strict: bool = False
     trace: "Trace | None" = None
 
 

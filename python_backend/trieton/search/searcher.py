@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Totals"]
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
-SHOWN_IDS = 5  # unknown ids that a refusal names
 # Logits of one decode. The graph needs several times as much beside them, and the engine keeps what it once had.
 DECODE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+SHOWN_IDS = 5  # unknown ids that a refusal names
 PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
@@ -68,8 +68,8 @@ class Prepared:
     num_results: int
     beam_width: int
     num_unknown: int
-    num_unknown_listed: int = 0
     normalise: str = "vocabulary"
+    num_unknown_listed: int = 0
     trace: "Trace | None" = None
 
 
@@ -79,7 +79,7 @@ class Searcher:
     Args:
         bundle: an opened bundle.
         threads: threads of one operator of the retriever; None takes one. The step has one, always: it is a few
-            hundredths of a search, and on shared cores the wait for a second was twenty times the step.
+            hundredths of a search, and on shared cores the wait for a second was twenty times the step (seen).
         kernel: kernel of the constrained step, see `beam_search`.
         limits: bounds of a query.
     """
@@ -156,7 +156,8 @@ class Searcher:
     def _most_beams(self) -> int:
         """Beams, of all requests together, that are decoded at once."""
         spec = self.retriever.spec
-        columns = spec.vocab_size if spec.normalise == "vocabulary" else max(map(len, self.retriever.columns))
+        whole = spec.normalise == "vocabulary" or spec.engine == "optimum"  # whose graphs know no other rows
+        columns = spec.vocab_size if whole else max(map(len, self.retriever.columns))
         device = "cuda" if self.index.device.startswith("cuda") else "cpu"
         return max(1, (self.limits.decode_bytes or DECODE_BYTES[device]) // (4 * columns))
 
@@ -200,9 +201,9 @@ class Searcher:
             num_results,
             beam_width,
             num_unknown,
-            num_unknown_listed,
-            query.normalise,
-            query.trace,
+            normalise=query.normalise,
+            num_unknown_listed=num_unknown_listed,
+            trace=query.trace,
         )
 
     def _prompt(self, query: Query) -> tuple[np.ndarray, int]:

@@ -68,8 +68,8 @@ class RequestReader:
             "num_results": parameters.get("num_results"),
             "beam_width": parameters.get("beam_width"),
             "constraint": constraint,
-            "strict": _flag(parameters, "strict"),
             "normalise": parameters.get("normalise", "vocabulary"),
+            "strict": _flag(parameters, "strict"),
         }
         queries = [
             Query(
