@@ -159,7 +159,7 @@ def test_a_canary_that_is_not_answered_as_expected_takes_the_version_back(world,
             "class TritonPythonModel(Model):\n"
             "    def initialize(self, args):\n"
             "        super().initialize(args)\n"
-            "        self.bundle_id = b'another'\n"
+            "        self.writer._bundle_id = b'another'\n"
         ),
     )
     with pytest.raises(CanaryError, match=r"expected an answer of bundle \w+, got another"):
