@@ -7,7 +7,8 @@ from tiny_bundle import tiny_catalogue
 from trieton.bundle import Bundle
 from trieton.search.searcher import Query, QueryError, Searcher
 from trieton_builder.cli import app
-from trieton_builder.report.explain import explain, picture, render_html
+from trieton_builder.report.explain import explain
+from trieton_builder.report.explain_page import picture, render_html
 from typer.testing import CliRunner
 
 CATALOGUE = tiny_catalogue()
@@ -30,7 +31,7 @@ def test_counts_are_those_of_the_catalogue_and_the_last_beams_are_the_answer(sea
         assert (trace.candidates, trace.allowed) == (len(below), len(allowed))
         assert len(trace.kept) == min(12, len(allowed))
         assert {beam.codes for beam in trace.kept} <= allowed
-        assert all(prefix in below - allowed for prefix, _ in trace.removed)
+        assert all(removed.codes in below - allowed for removed in trace.removed)
         assert [beam.score for beam in trace.kept] == sorted((beam.score for beam in trace.kept), reverse=True)
         if trace.pruned is not None:
             assert trace.pruned[1] <= trace.kept[-1].score

@@ -42,6 +42,12 @@ def as_lists(series: pl.Series, separator: str, file: Path, row: int = 0) -> pl.
     return lists.rename(series.name)
 
 
+def holds_names(dtype: pl.DataType) -> bool:
+    """Whether a column of this type can hold names and nothing else: lists of text, or empty ones."""
+    names = (pl.String, pl.Categorical, pl.Enum, pl.Null)
+    return isinstance(dtype, pl.List | pl.Array) and dtype.inner in names
+
+
 def flat_names(lists: pl.Series) -> pl.Series:
     """All names of List(String) without nulls, one after another."""
     return lists.explode(empty_as_null=False) if len(lists) else pl.Series(lists.name, [], pl.String)

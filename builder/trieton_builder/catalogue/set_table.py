@@ -10,6 +10,8 @@ from trieton.index.named_sets import NamedSets, positions_type, stored_as_bits
 from trieton.index.static_index import StaticIndex
 
 from trieton_builder.catalogue.columns import FALSE, TRUE, as_booleans, fault, may_be_set
+from trieton_builder.catalogue.set_lists import as_lists, holds_names
+from trieton_builder.catalogue.tables import read_table
 
 SEPARATOR = "|"  # between set names in text
 
@@ -32,7 +34,7 @@ class SetTable:
 
 
 def read_set_table(path: str | Path, index: StaticIndex, *, id_column: str = "item_id") -> SetTable:
-    """Read named sets for the items of `index` from a Parquet or CSV file.
+    """Read named sets for the items of `index` from a table, as `trieton build` reads them: a file, folder or pattern.
 
     Beside `id_column` a column is either one set (booleans, or 0 and 1) under the column's name, or holds the names of
     each item's sets: a list of strings, or text with `|` between them. No list and an empty text mean no set.
@@ -49,7 +51,7 @@ def read_set_table(path: str | Path, index: StaticIndex, *, id_column: str = "it
         if column == id_column:
             continue
         values = _checked_column(path, frame[column])
-        found = _named_in_lists(path, values, row_of) if values.dtype == pl.List(pl.String) else _one(values, row_of)
+        found = _named_in_lists(values, row_of) if values.dtype == pl.List(pl.String) else _one(values, row_of)
         for name, held in found.items():
             if name in stored:
                 raise ValueError(f"{path}: set {name!r} stands in two columns, the second is {column!r}")
@@ -61,34 +63,18 @@ def read_set_table(path: str | Path, index: StaticIndex, *, id_column: str = "it
 
 
 def _read(path: Path, id_column: str, *, text_ids: bool) -> pl.DataFrame:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a table of named sets, .parquet or .csv")
-    try:
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
-        elif path.suffix == ".csv":
-            # Text only: a guessed type would turn the id 007 into 7 before anything could object.
-            frame = pl.read_csv(path, infer_schema=False)
-            if id_column in frame.columns and not text_ids:
-                frame = frame.with_columns(_integers(path, frame[id_column]))
-        else:
-            raise ValueError(f"{path}: expected a .parquet or .csv file")
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path}: not readable ({error})") from None
+    table = read_table(path)
+    frame = table.frame
     if id_column not in frame.columns:
         raise ValueError(f"{path}: expected a column {id_column!r} of item ids, got {frame.columns}")
     if len(frame.columns) == 1:
         raise ValueError(f"{path}: expected columns of sets beside {id_column!r}, got none")
+    for place, name in enumerate(frame.columns):
+        if not name.strip():
+            raise ValueError(f"{path}: column {name!r} (number {place}): a set needs a name")
+    if id_column in table.untyped:
+        frame = frame.with_columns(table.item_ids(id_column, text=text_ids))
     return frame
-
-
-def _integers(path: Path, ids: pl.Series) -> pl.Series:
-    numbers = ids.cast(pl.Int64, strict=False)
-    wrong = numbers.is_null() & ids.is_not_null()
-    if wrong.any():
-        row = int(wrong.arg_max() or 0)
-        raise fault(path, ids.name, row, f"expected an integer id, got {ids[row]!r}")
-    return numbers
 
 
 def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarray:
@@ -118,12 +104,8 @@ def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarra
 
 def _checked_column(path: Path, values: pl.Series) -> pl.Series:
     """The column as Boolean or List(String)."""
-    if values.dtype == pl.List(pl.String):
-        return values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
-    if values.dtype == pl.String and not values.is_in([*TRUE, *FALSE]).any():
-        empty = values.fill_null("").str.strip_chars() == ""
-        names = values.fill_null("").str.split(SEPARATOR).list.eval(pl.element().str.strip_chars())
-        return names.zip_with(~empty, pl.Series([[]], dtype=pl.List(pl.String)))
+    if holds_names(values.dtype) or (values.dtype == pl.String and not values.is_in([*TRUE, *FALSE]).any()):
+        return as_lists(values, SEPARATOR, path)
     if not may_be_set(values.dtype):
         raise ValueError(
             f"{path}: column {values.name!r}: expected booleans, 0 and 1, or lists of set names, got {values.dtype}"
@@ -141,16 +123,13 @@ def _one(values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
     return dict(NamedSets.from_masks({values.name: mask}, len(row_of)).stored)
 
 
-def _named_in_lists(path: Path, values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
+def _named_in_lists(values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
     """The sets of a column of lists of names; a name twice in one list counts once."""
     num_items = len(row_of)
     positions = np.flatnonzero(row_of >= 0)
     lists = values.gather(row_of[positions])
     members = np.repeat(positions, lists.list.len().to_numpy())
     names = lists.filter(lists.list.len() > 0).explode()
-    if names.null_count() or (names == "").any():
-        row = int(row_of[members[(names.is_null() | (names == "")).fill_null(True).arg_max()]])
-        raise fault(path, values.name, row, "a set name is missing or empty")
     # Members ascend, and a stable sort by name leaves them so inside each name. Small numbers in place of names: for
     # 16 bits numpy's stable sort is a radix sort.
     numbers = names.cast(pl.Categorical).to_physical().to_numpy()

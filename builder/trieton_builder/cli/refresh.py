@@ -13,7 +13,7 @@ from trieton_builder.cli.common import clean_errors, err, out, print_json
 @clean_errors
 def refresh(
     bundle: Path = typer.Argument(..., help="The bundle to start from, e.g. a published version directory."),
-    sets: Path = typer.Option(..., help="Named sets, .parquet or .csv: item ids beside boolean columns or lists."),
+    sets: Path = typer.Option(..., help="A table of named sets: item ids beside boolean columns or lists."),
     to: Path = typer.Option(..., "--out", "-o", help="Directory of the new bundle; must not exist."),
     keep: bool = typer.Option(False, "--keep", help="Keep the old bundle's sets that the table does not name."),
     id_column: str = typer.Option("item_id", help="Name of the table's column of item ids."),
