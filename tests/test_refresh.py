@@ -148,7 +148,7 @@ def test_rows_of_unknown_items_and_items_without_a_row_are_counted(tmp_path):
         ),
         ({"item_id": [1, 2], "a": [1, 2]}, "column 'a': row 1: expected true or false, or 0 and 1, got 2"),
         ({"item_id": [1, 2], "a": ["true", "maybe"]}, "column 'a': row 1: expected true or false, .* got 'maybe'"),
-        ({"item_id": [2, 1], "a": [["x"], ["y", ""]]}, "column 'a': row 1: a set name is missing or empty"),
+        ({"item_id": [2, 1], "a": [["x"], ["y", ""]]}, "column 'a': row 1: the name of a set is missing or empty"),
         ({"item_id": [1, 2], "x": [True, True], "tags": [["x"], []]}, "set 'x' stands in two columns, .* 'tags'"),
     ],
 )

@@ -93,7 +93,7 @@ def _print(e: "Explanation") -> None:
         for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
             beam = trace.kept[place] if place < len(trace.kept) else None
             removed = trace.removed[place] if place < len(trace.removed) else None
-            cells = ("", "") if beam is None else (_prefix(beam.codes), f"{beam.score:.4f}")
+            cells: tuple[str, ...] = ("", "") if beam is None else (_prefix(beam.codes), f"{beam.score:.4f}")
             if e.parts:
                 gone = ("", "", "") if removed is None else (_prefix(removed.codes), f"{removed.score:.4f}", removed.by)
                 cells = (*cells, *map(escape, gone))

@@ -44,10 +44,9 @@ def picture(explanation: Explanation, *, beams: int = 12, removed: int = 3) -> d
     """
     results = {tuple(codes) for codes in explanation.answer.codes.tolist()}
     chosen = _chosen(explanation, results, beams)
-    labels = [
-        _label(entry) for level, kept in enumerate(chosen) for entry in (*kept, *explanation.levels[level].removed)
-    ]
-    wide = 8 + CHARACTER * max(map(len, labels), default=0) + 6
+    shown: list[Beam | Removed] = [beam for kept in chosen for beam in kept]
+    shown += [one for trace in explanation.levels for one in trace.removed]
+    wide = 8 + CHARACTER * max((len(_label(entry)) for entry in shown), default=0) + 6
     step = max(STEP, wide + 30)
     count = max((len(kept) + removed for kept in chosen), default=1)
     height = TOP + ROW * (count + 1) + BOTTOM
