@@ -138,6 +138,11 @@ def test_no_edge_crosses_a_label_and_the_picture_says_what_it_leaves_out(searche
         for x in [float(text.get("x"))]
     ]
     assert len(circles) == len(boxes) == len(edges) + 1
+    boxes += [
+        (float(n.get("x")), float(n.get("y")) - 11, float(n.get("x")) + 6 * len(n.text or ""), float(n.get("y")) + 3)
+        for n in svg.iter("text")
+        if n.get("class") in ("note", "head")
+    ]
     assert labels[0].text == "start"
     width, height = float(svg.get("width")), float(svg.get("height"))
     for left, top, right, bottom in boxes:

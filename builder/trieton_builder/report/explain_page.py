@@ -5,7 +5,7 @@ from typing import Any
 
 from trieton_builder.report.explain import Beam, Codes, Explanation, LevelTrace, Removed
 
-ROW, STEP, LEFT, TOP, BOTTOM = 24, 120, 60, 44, 48  # pixels: between nodes, levels, and around them
+ROW, STEP, LEFT, TOP, BOTTOM = 24, 150, 60, 44, 48  # pixels: between nodes, levels, and around them
 CHARACTER = 6.6  # the widest of an 11 pixel font of digits
 SHOWN_IDS = 20
 
