@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
 .PHONY: help setup demo test lint loadtest soak gpu-check clean \
-	bench-index bench-step bench-constraints bench-retriever bench-serving bench-client bench-rollout
+	bench-index bench-step bench-beam bench-constraints bench-retriever bench-serving bench-client bench-rollout
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
@@ -39,12 +39,13 @@ test: lint ## lint, then every test; starts and stops the real server
 # Options go into ARGS: make bench-index ARGS='--max-items 1e7'
 bench-index: $(STAMP) ## size, build, memory and load of the index
 bench-step: $(STAMP) ## the constrained search beside unconstrained ones and other exact ones
+bench-beam: $(STAMP) ## how wide a beam has to be, with and without constraint
 bench-constraints: $(STAMP) ## planes, lists, refresh; over-fetch and filter beside them
 bench-retriever: $(STAMP) ## decode with the prompt standing once; equality with Hugging Face
 bench-serving: $(STAMP) ## latency and throughput of the real server
 bench-client: $(STAMP) ## the client beside plain tritonclient
 bench-rollout: $(STAMP) ## swaps under load
-bench-index bench-step bench-constraints bench-retriever bench-rollout:
+bench-index bench-step bench-beam bench-constraints bench-retriever bench-rollout:
 	$(BIN)/python tests/benchmarks/$(subst -,_,$@).py $(ARGS)
 bench-serving bench-client:
 	$(BIN)/python tests/benchmarks/$(subst -,_,$@).py $(if $(wildcard .demo/bundles/all-films),--bundle .demo/bundles/all-films) $(ARGS)
