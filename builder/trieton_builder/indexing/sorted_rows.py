@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.indexing.interruptible import interruptible
 from trieton_builder.indexing.row_sets import GatheredSets, RowSets
 
 
@@ -92,7 +93,8 @@ class MemoryRows:
         try:
             import polars as pl
         except ImportError:
-            self.rows = np.lexsort(self.keys[::-1]).astype(row_type(num_rows))  # stable; the last key is the first
+            # Stable; the last key is the first.
+            self.rows = interruptible(lambda: np.lexsort(self.keys[::-1]).astype(row_type(num_rows)))
             self.keys = [key[self.rows] for key in self.keys]
             return
         columns = {f"key{k}": pl.Series(values) for k, values in enumerate(self.keys)}
@@ -101,7 +103,7 @@ class MemoryRows:
         columns["row"] = pl.Series(np.arange(num_rows, dtype=row_type(num_rows)))
         frame = pl.DataFrame(columns)
         columns.clear()
-        frame = frame.sort(by, maintain_order=True)
+        frame = interruptible(lambda: frame.sort(by, maintain_order=True))
         self.keys = [frame[name].to_numpy() for name in by]
         self.rows = frame["row"].to_numpy()
 
@@ -131,10 +133,10 @@ class MemoryRows:
             ids = np.arange(self.num_rows, dtype=np.int64)
         else:
             unsorted = self.ids[self.rows]
-            places = np.argsort(unsorted)
+            places = interruptible(lambda: np.argsort(unsorted))
             ids = unsorted[places]
             if (ids[1:] == ids[:-1]).any():  # only then does it matter that the faster sort is not stable
-                places = np.argsort(unsorted, kind="stable")
+                places = interruptible(lambda: np.argsort(unsorted, kind="stable"))
         for start in range(0, self.num_rows, size):
             yield ids[start : start + size], places[start : start + size]
 

@@ -5,10 +5,12 @@ index, which is one file: its memory stays bounded, its disks and one of its cor
 """
 
 import os
-import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trieton_builder.indexing.interruptible import interruptible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,17 +62,23 @@ class SparkEngine:
         return cls(session)
 
     def sort_rows(self, rows: Path, out: Path, columns: list[str], by: list[str], without: Path | None) -> None:
-        frame = self._read(rows).select(*columns)
-        if without is not None:
-            frame = frame.join(self._read(without), on="row", how="left_anti").select(*columns)
-        self._write(frame.sort(*by), out)
+        def work() -> None:
+            frame = self._read(rows).select(*columns)
+            if without is not None:
+                frame = frame.join(self._read(without), on="row", how="left_anti").select(*columns)
+            self._write(frame.sort(*by), out)
+
+        self._run(work)
 
     def sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
-        from pyspark.sql import functions as F
-
         if not parts:
             out.mkdir()
             return
+        self._run(lambda: self._sort_ids(parts, out))
+
+    def _sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
+        from pyspark.sql import functions as F
+
         files = self._read(*(part for part, _ in parts))
         column = "id" if "id" in files.columns else "row"
         # The place of a row is the first place of its file plus its number there: a join with a table of a few rows.
@@ -85,24 +93,32 @@ class SparkEngine:
         )
         self._write(placed.sort("id", "place"), out)
 
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run jobs in a group of their own, which an interrupt cancels; a fault of Spark's becomes one line."""
+        context = self._session.sparkContext
+        group = f"trieton-{uuid.uuid4()}"
+
+        def grouped() -> None:
+            context.setJobGroup(group, "trieton build", interruptOnCancel=True)
+            work()
+
+        try:
+            interruptible(grouped, cancel=lambda: context.cancelJobGroup(group))
+        except Exception as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise OSError(f"sorting with Spark failed: {said[0]}") from None
+
     def _read(self, *paths: Path) -> "DataFrame":
-        return self._session.read.parquet(*(_pattern(path) for path in paths))
+        # Without the option Spark takes brackets and stars in a path for a pattern.
+        return self._session.read.option("__globPaths__", "false").parquet(*map(_uri, paths))
 
     def _write(self, frame: "DataFrame", out: Path) -> None:
-        try:
-            frame.write.option("compression", "uncompressed").parquet(_place(out))
-        except Exception as error:
-            raise OSError(f"sorting with Spark failed: {str(error).splitlines()[0]}") from None
+        frame.write.option("compression", "uncompressed").parquet(_uri(out))
 
 
-def _place(path: Path) -> str:
-    # No URI: Hadoop takes what stands there as it is, and would look for a folder named %20.
-    return f"file:{path.absolute()}"
-
-
-def _pattern(path: Path) -> str:
-    """What matches this path and no other; every path that is read is a pattern."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", _place(path))
+def _uri(path: Path) -> str:
+    """A path as Hadoop reads it: with its scheme, and without the percent signs of a real URI."""
+    return f"file://{path.absolute()}"
 
 
 def _submitted() -> bool:
