@@ -63,12 +63,10 @@ def _pairs(title: str, values: dict[str, Any]) -> "Table":
 
 
 def _text(value: Any) -> str:
-    from rich.markup import escape
-
     if isinstance(value, dict):
-        return escape(", ".join(f"{name} {_text(inner)}" for name, inner in value.items()))
+        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):
-        return escape(", ".join(map(str, value)))
+        return ", ".join(map(str, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "-" if value is None else escape(str(value))
+    return "-" if value is None else str(value)

@@ -208,6 +208,8 @@ def work_folder(parent: Path, name: str) -> Iterator[Path]:
         if not psutil.pid_exists(int(number)):
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+    if folder.parts[0] == "~":  # a folder of that name; Polars would take it for the home folder
+        folder = folder.absolute()
     try:
         yield folder
     finally:
