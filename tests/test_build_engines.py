@@ -119,6 +119,17 @@ def test_spark_gives_the_same_bytes(spark: Any, tmp_path: Path) -> None:
         assert (tmp_path / "spark").read_bytes() == (tmp_path / "wanted").read_bytes()
 
 
+@pytest.mark.case("W01")
+@pytest.mark.parametrize("name", ["exp[1]", "a*b?{x,y}", "my data%20"])
+def test_spark_works_in_a_folder_of_any_name(spark: Any, tmp_path: Path, name: str) -> None:
+    case = {"codes": np.random.default_rng(0).integers(0, 4, (30, 3)), "codebook_sizes": [4] * 3}
+    (tmp_path / name).mkdir()
+    source = write_catalogue(tmp_path / name / "in", case)
+    build_file(source, tmp_path / "wanted", engine="polars")
+    build_file(source, tmp_path / name / "out", engine=spark)
+    assert (tmp_path / name / "out").read_bytes() == (tmp_path / "wanted").read_bytes()
+
+
 @pytest.mark.case("I08")
 @pytest.mark.parametrize("engine", ["polars", "duckdb"])
 def test_repeats_name_file_and_row_or_are_dropped(tmp_path: Path, engine: str) -> None:

@@ -163,7 +163,7 @@ def test_what_is_damaged_or_cannot_be_rows_is_refused_by_name(tmp_path: Path) ->
     check("b.parquet", gzip.compress(b"PAR1"), "Parquet inside another compression; unpack it first")
     check("b.csv", b"item_id;codes\n7;1 2 3\n", "column .* missing; .*separated by ';', expected commas")
     check("b.csv", b"item_id,codes\n7,1 2 3,4\n", "not readable: found more fields")
-    check("b.csv", b"item_id,codes\r7,1 2 3\r", "column 'codes': missing")
+    check("b.csv", b"item_id,codes\r7,1 2 3\r", "column 'code_0': missing; .*\\\\r")
     check("b.jsonl", b'{"item_id": 7, "codes": [1, 2, 3]}\n{"item_id": 8, "cod', "not readable")
     check("b.jsonl", b'[{"item_id": 7, "codes": [1, 2, 3]}]', "not readable")
     check("b.json", b'[{"item_id": 7, "codes": [1, 2, 3]}]', "expected one JSON object of item -> codes")

@@ -365,7 +365,7 @@ def read_sets(
 
 def what_there_is(file: Path, schema: pl.Schema, name: str) -> str:
     """Why a column may be missing."""
-    there = ", ".join(schema) or "no columns"
+    there = ", ".join(column if column.isprintable() else repr(column) for column in schema) or "no columns"
     folder = next((part for part in reversed(file.parent.parts) if part.startswith(f"{name}=")), None)
     if folder:
         return f"the file has {there}; to read the folder {folder!r} as a column, name a folder above it"
