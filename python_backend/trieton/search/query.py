@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from trieton.constraint.compile import ItemIds
-
-if TYPE_CHECKING:
-    from trieton.serving.tracing import Trace
+from trieton.search.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Query:
     exclude: ItemIds | None = None
     normalise: str = "vocabulary"
     strict: bool = False
-    trace: "Trace | None" = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,11 @@ from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
 from trieton.search.kernels import NORMALISE
 from trieton.search.query import Answer, Limits, Query, QueryError
+from trieton.search.trace import Trace
 from trieton.search.watch import CANCELLED, AllCancelledError, Watch
 
 if TYPE_CHECKING:
     from trieton.search.captured import CapturedSearch
-    from trieton.serving.tracing import Trace
 
 __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Totals"]
 
@@ -70,7 +70,7 @@ class Prepared:
     num_unknown: int
     normalise: str = "vocabulary"
     num_unknown_listed: int = 0
-    trace: "Trace | None" = None
+    trace: Trace | None = None
 
 
 class Searcher:
@@ -306,7 +306,7 @@ class Searcher:
         self.totals.cancelled += 1
         entries[query.place] = QueryError(CANCELLED, "cancelled")
 
-    def _spend(self, traces: Sequence["Trace"], stage: str, started: float, **attributes: Any) -> float:
+    def _spend(self, traces: Sequence[Trace], stage: str, started: float, **attributes: Any) -> float:
         """Count the time since `started` to a stage and tell those who follow it; returns the time now."""
         now = time.perf_counter()
         self.totals.seconds[stage] += now - started
