@@ -26,7 +26,7 @@ from trieton_builder.indexing.trie import write_index
 ENGINES = ("auto", "polars", "duckdb", "spark")
 _ROWS_PER_FILE = 1 << 22
 _SHARE_PER_FILE = 0.06  # of the memory that may be used; a file is held about twice while it is written
-_MIN_MEMORY = 512 << 20
+_MIN_MEMORY = 512_000_000
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def build_file(
     if isinstance(engine, str) and engine not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     if memory < _MIN_MEMORY:
-        raise ValueError(f"memory: expected at least {_MIN_MEMORY >> 20} MB, got {memory >> 20} MB")
+        raise ValueError(f"memory: expected at least {_MIN_MEMORY // 10**6} MB, got {memory // 10**6} MB")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} to")
     if out.exists() and not out.is_file():
