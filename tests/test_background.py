@@ -31,6 +31,7 @@ def run(*prefix: str) -> list:
     return json.loads(done.stdout)
 
 
+@pytest.mark.case("W37")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority here")
 def test_every_thread_is_niced_and_gets_its_priority_back():
     assert run() == [[OWN], True, [min(OWN + 10, 19)], [OWN]]
