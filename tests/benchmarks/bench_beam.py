@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WIDTHS = (10, 20, 50, 100)
 NUM_RESULTS = 10
 CONSTRAINTS = ("", "drama and not children", "(comedy or romance) and years_1990s and not children", "film_noir")
-console = Console(highlight=False, width=110)
+console = Console(highlight=False, width=130)
 
 
 def ask(searcher: Searcher, query: Query) -> tuple[Answer, float]:
