@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
 from tiny_retriever import VOCAB_SIZE
 from trieton.bundle import Bundle
-from trieton.search.searcher import (
-    DECODE_BYTES,
-    PADDING_TOKENS,
-    Answer,
-    Limits,
-    Prepared,
-    Query,
-    QueryError,
-    Searcher,
-    _groups,
-)
+from trieton.search.groups import PADDING_TOKENS, groups
+from trieton.search.prepare import Prepared
+from trieton.search.searcher import DECODE_BYTES, Answer, Limits, Query, QueryError, Searcher
 from trieton.search.watch import CHECK_SECONDS
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
@@ -201,9 +193,9 @@ def test_a_bad_query_is_told_what_was_wrong_and_its_neighbours_are_answered(sear
 @given(asked=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 300)), max_size=40))
 def test_a_group_shares_a_call_only_where_nobody_pays_much_for_it(asked):
     prepared = [Prepared(i, np.zeros(n, np.int64), None, 1, width, 0) for i, (width, n) in enumerate(asked)]
-    groups = _groups(prepared, 200)
-    assert sorted(query.place for group in groups for query in group) == list(range(len(asked)))
-    for group in groups:
+    found = groups(prepared, 200)
+    assert sorted(query.place for group in found for query in group) == list(range(len(asked)))
+    for group in found:
         widths = [query.beam_width for query in group]
         lengths = [len(query.prompt) for query in group]
         assert max(widths) < 2 * min(widths)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trieton.bundle import Bundle
-from trieton.constraint.compile import ItemIds, constrain, find_items, precompile
-from trieton.constraint.expressions import ConstraintError, named
+from trieton.constraint.compile import precompile
+from trieton.constraint.expressions import named
 from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
-from trieton.search.kernels import NORMALISE
+from trieton.search.groups import groups
+from trieton.search.prepare import Prepared, Preparer
 from trieton.search.query import Answer, Limits, Query, QueryError
 from trieton.search.trace import Trace
 from trieton.search.watch import CANCELLED, AllCancelledError, Watch
@@ -30,8 +31,6 @@ __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Tot
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
 # Logits of one decode. The graph needs several times as much beside them, and the engine keeps what it once had.
 DECODE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-SHOWN_IDS = 5  # unknown ids that a refusal names
-PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
 
 
 @dataclass
@@ -58,21 +57,6 @@ class Totals:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A query that has passed every check: prompt tokens int64 [S], its compiled constraint, its bounds."""
-
-    place: int
-    prompt: np.ndarray
-    plane: Plane | None
-    num_results: int
-    beam_width: int
-    num_unknown: int
-    normalise: str = "vocabulary"
-    num_unknown_listed: int = 0
-    trace: Trace | None = None
-
-
 class Searcher:
     """Answers queries from one bundle. Not thread-safe: one per thread, over a shared bundle.
 
@@ -94,8 +78,9 @@ class Searcher:
         self.limits = limits or Limits()
         self.totals = Totals()
         self._captured = self._captured_search()
-        self._base = bundle.manifest.get("base_constraint")
-        precompile(self.index, [*bundle.manifest.get("expressions", ()), *([self._base] if self._base else [])])
+        base = bundle.manifest.get("base_constraint")
+        self._preparer = Preparer(self.index, self.retriever.spec, self.limits, base)
+        precompile(self.index, [*bundle.manifest.get("expressions", ()), *([base] if base else [])])
         if not self.index.catalog.is_text and self.index.catalog.positions([-1])[0] >= 0:
             raise ValueError("catalogue: item id -1 cannot be served, it marks padding; give that item another id")
 
@@ -122,7 +107,7 @@ class Searcher:
                 entries[place] = error
             else:
                 accepted.append(prepared)
-        for group in _groups(accepted, self._most_beams()):
+        for group in groups(accepted, self._most_beams()):
             self._search_group(group, cancelled, entries)
         return entries  # type: ignore[return-value]  # every place is filled by now
 
@@ -185,80 +170,8 @@ class Searcher:
 
     def prepare(self, query: Query, place: int = 0) -> Prepared:
         """Check one query and compile what it asks; `place` is its place in a batch. Raises QueryError."""
-        num_results, beam_width = self.limits.of(query)
-        if query.normalise not in NORMALISE:
-            raise QueryError(f"normalise: expected one of {', '.join(NORMALISE)}, got {query.normalise!r}")
         traces = () if query.trace is None else (query.trace,)
-        started = time.perf_counter()
-        prompt, num_unknown = self._prompt(query)
-        prompted = self._spend(traces, "prompt", started, tokens=len(prompt))
-        plane, num_unknown_listed = self._plane(query)
-        self._spend(traces, "constraint", prompted, expression=query.constraint or "")
-        return Prepared(
-            place,
-            prompt,
-            plane,
-            num_results,
-            beam_width,
-            num_unknown,
-            normalise=query.normalise,
-            num_unknown_listed=num_unknown_listed,
-            trace=query.trace,
-        )
-
-    def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
-        """Prompt tokens int64 [S], and how many ids of the history are unknown."""
-        if (query.history is None) == (query.input_ids is None):
-            got = "neither" if query.history is None else "both"
-            raise QueryError(f"history, input_ids: expected one of them, got {got}")
-        if query.input_ids is not None:
-            try:
-                return self.retriever.spec.check_prompt(np.asarray(query.input_ids), "input_ids"), 0
-            except ValueError as error:
-                raise QueryError(str(error)) from None
-        assert query.history is not None
-        self._check_list("history", query.history)
-        if not len(query.history):
-            raise QueryError("history: expected at least one item id, got none")
-        try:
-            positions = self.index.catalog.positions(query.history)
-        except ValueError as error:
-            raise QueryError(f"history: {error}") from None
-        known = positions[positions >= 0]
-        num_unknown = len(positions) - len(known)
-        if query.strict:
-            _refuse_unknown("history", np.asarray(query.history)[positions < 0], len(positions))
-        if not len(known):
-            raise QueryError(f"history: none of the {num_unknown} item ids is in the catalogue of this version")
-        template = self.retriever.spec.prompt
-        leaves = self.index.catalog.leaves(known[-template.max_items :])
-        return template.tokens(self.index.leaf_codes(leaves)), num_unknown
-
-    def _plane(self, query: Query) -> tuple[Plane | None, int]:
-        """The compiled constraint, None when everything is allowed; and how many ids of both lists are unknown."""
-        text = query.constraint
-        if text is None and query.include is None and query.exclude is None and self._base is None:
-            return None, 0
-        positions: list[np.ndarray | None] = []
-        num_unknown = 0
-        try:
-            for name, ids in (("include", query.include), ("exclude", query.exclude)):
-                if ids is None:
-                    positions.append(None)
-                    continue
-                self._check_list(name, ids)
-                found = find_items(self.index, ids, name)
-                if query.strict:
-                    _refuse_unknown(name, found.unknown, len(ids))
-                positions.append(found.positions)
-                num_unknown += len(found.unknown)
-            return constrain(self.index, text, *positions, base=self._base), num_unknown
-        except ConstraintError as error:
-            raise QueryError(str(error)) from None
-
-    def _check_list(self, name: str, ids: ItemIds) -> None:
-        if len(ids) > self.limits.max_list_items:
-            raise QueryError(f"{name}: expected at most {self.limits.max_list_items} item ids, got {len(ids)}")
+        return self._preparer.prepare(query, place, partial(self._spend, traces))
 
     # ---- the search
 
@@ -405,46 +318,7 @@ class Searcher:
         return places[:wanted], positions[:wanted]
 
 
-def _refuse_unknown(name: str, unknown: np.ndarray, count: int) -> None:
-    """Raises QueryError that names the first of the unknown ids, where there are any."""
-    if not len(unknown):
-        return
-    texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in unknown[:SHOWN_IDS].tolist()]
-    shown = ", ".join(repr(t[:60]) if unknown.dtype.kind in "SUO" else t for t in texts)
-    more = ", ..." if len(unknown) > SHOWN_IDS else ""
-    what = f"{len(unknown)} of {count} item ids are not in the catalogue of this version"
-    raise QueryError(f"{name}: {what}: {shown}{more}")
-
-
-def _groups(queries: list[Prepared], most_beams: int) -> list[list[Prepared]]:
-    """Queries that share a call of the retriever and the beam search, so that none pays much for its neighbours.
-
-    A call costs what its widest beam and its longest prompt ask for. So widths of a group differ by less than a factor
-    of two, its padding is bounded, and so are its beams: a larger group would need more memory and save no time.
-    """
-    groups: list[list[Prepared]] = []
-    tokens = 0  # of the prompts in the last group
-    for query in sorted(queries, key=lambda q: (_octave(q.beam_width), len(q.prompt))):
-        length, group = len(query.prompt), groups[-1] if groups else []
-        if (
-            group
-            and _octave(group[0].beam_width) == _octave(query.beam_width)
-            and len(group) * length - tokens <= PADDING_TOKENS
-            and (len(group) + 1) * max(query.beam_width, *(q.beam_width for q in group)) <= most_beams
-        ):
-            group.append(query)
-            tokens += length
-        else:
-            groups.append([query])
-            tokens = length
-    return groups
-
-
 def _stays(error: BaseException) -> bool:
     """Whether every later search of this process will fail, too: a CUDA error that only a new process ends."""
     text = str(error)
     return "CUDA" in text and "out of memory" not in text and not isinstance(error, ValueError)
-
-
-def _octave(width: int) -> int:
-    return (width - 1).bit_length()
