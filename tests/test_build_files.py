@@ -404,7 +404,7 @@ def test_an_empty_name_is_refused_in_build_and_refresh_alike(tmp_path: Path) -> 
         )
         table.drop("codes").write_parquet(tmp_path / "s.parquet")
         with pytest.raises(ValueError, match=r"column 'tags': row 1: .*name.* missing or empty"):
-            read_set_table(tmp_path / "s.parquet", index)
+            read_set_table(tmp_path / "s.parquet", index, set_names=["tags"])
     (tmp_path / "s.csv").write_text("item_id,,hot\n1,1,0\n")
     with pytest.raises(ValueError, match=r"column '' \(number 1\): a set needs a name"):
         read_set_table(tmp_path / "s.csv", index)

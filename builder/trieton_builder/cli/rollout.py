@@ -177,7 +177,7 @@ def versions(
         style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"], "")
         items = f"{row['items']:,}" if "items" in row else ""
         published = row.get("time", "").replace("T", " ")[:16]
-        rest = f"  {row.get('bundle_id', ''):16}  {items:>13}  {published}"
+        rest = f"  {row.get('bundle_id') or '':16}  {items:>13}  {published}"
         out.print(Text.assemble(f"{row['version']:7}  ", (format(row["state"], "9"), style), rest))
         error = " ".join(row.get("error", "").split())
         last = row.get("last", "publish")

@@ -25,16 +25,16 @@ class DuckDbEngine:
         self._progress = progress
 
     def sort_rows(self, rows: Path, out: Path, columns: list[str], by: list[str], without: Path | None) -> None:
-        source = _table(_pattern(rows) + "/*.parquet")
+        source = _table(*sorted(rows.glob("*.parquet")))
         if without is not None:
-            source += f" WHERE row NOT IN (SELECT row FROM {_table(_pattern(without))})"
+            source += f" WHERE row NOT IN (SELECT row FROM {_table(without)})"
         self._copy(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {', '.join(by)}", out, "sort")
 
     def sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
         name = _id_column(parts[0][0]) if parts else "row"
         pieces = [
             f"SELECT {name} AS id, file_row_number + {first} AS place "
-            f"FROM {_table(_pattern(part), 'file_row_number = true')}"
+            f"FROM {_table(part, options='file_row_number = true')}"
             for part, first in parts
         ]
         self._copy(f"SELECT * FROM ({' UNION ALL '.join(pieces)}) ORDER BY id, place", out, "sort ids")
@@ -83,13 +83,15 @@ def _run(
 
 
 def _id_column(part: Path) -> str:
-    names = [row[0] for row in duckdb.execute(f"DESCRIBE FROM {_table(_pattern(part))}").fetchall()]
+    names = [row[0] for row in duckdb.execute(f"DESCRIBE FROM {_table(part)}").fetchall()]
     return "id" if "id" in names else "row"
 
 
-def _table(pattern: str, *options: str) -> str:
+def _table(*files: Path, options: str = "") -> str:
     """Parquet files as a table. A folder named `year=2024` above them is no column."""
-    return f"read_parquet({', '.join((_quoted(pattern), 'hive_partitioning = false', *options))})"
+    # One by one: in a pattern of its own for all of them a backslash in a folder's name would separate folders.
+    names = f"[{', '.join(_quoted(_pattern(file)) for file in files)}]"
+    return f"read_parquet({', '.join(filter(None, (names, 'hive_partitioning = false', options)))})"
 
 
 def _pattern(path: Path) -> str:

@@ -79,7 +79,8 @@ class SparkEngine:
     def _sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
         from pyspark.sql import functions as F
 
-        files = self._read(*(part for part, _ in parts))
+        # By folder: a file whose path has brackets is read twice. The join keeps those that were asked for.
+        files = self._read(*{part.parent for part, _ in parts})
         column = "id" if "id" in files.columns else "row"
         # The place of a row is the first place of its file plus its number there: a join with a table of a few rows.
         firsts = self._session.createDataFrame([(part.name, first) for part, first in parts], "file string, first long")

@@ -213,15 +213,15 @@ def _rank_children(
         ends = (first < last) & (
             (tl.load(codes + edge, mask=first < last, other=0).to(tl.int64) & code_mask) == end_code
         )
-        x = tl.load(x_row + end_code * stride_v, mask=ends, other=float("-inf")).to(tl.float32)
-        child = total + tl.minimum(x - log_z, 0.0)
-        key = (_order(child).to(tl.int64) << 32) | (LOW - (level.to(tl.int64) * M + m))
-        key = tl.where(ends & (child > float("-inf")), key, ABSENT)
+        end_x = tl.load(x_row + end_code * stride_v, mask=ends, other=float("-inf")).to(tl.float32)
+        end_child = total + tl.minimum(end_x - log_z, 0.0)
+        end_key = (_order(end_child).to(tl.int64) << 32) | (LOW - (level.to(tl.int64) * M + m))
+        end_key = tl.where(ends & (end_child > float("-inf")), end_key, ABSENT)
         if PLANES:
             one = edge + tl.zeros([1], tl.int64)
             allowed = tl.max(_allowed(plane, one, one >= first).to(tl.int32), axis=0)
-            key = tl.where(allowed != 0, key, ABSENT)
-        tl.store(end_keys + at, key)
+            end_key = tl.where(allowed != 0, end_key, ABSENT)
+        tl.store(end_keys + at, end_key)
         tl.store(end_edges + at, edge)
         last = tl.where(ends, edge, last)
 
