@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint loadtest soak gpu-check clean \
+.PHONY: help setup demo test test-interpreted lint loadtest soak gpu-check clean \
 	bench-index bench-step bench-beam bench-constraints bench-retriever bench-serving bench-client bench-rollout
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -35,6 +35,11 @@ lint: $(STAMP) ## ruff, mypy, and the contracts of the imports
 
 test: lint ## lint, then every test; starts and stops the real server
 	$(BIN)/python -m pytest
+
+test-interpreted: $(STAMP) ## all tests of the GPU kernel without a GPU, under the interpreter; takes long
+	TRITON_INTERPRET=1 TRIETON_THOROUGH=1 $(BIN)/python -m pytest --timeout=3600 tests/gpu
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 -k gpu tests/test_beam.py tests/test_beam_ends.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/test_beam_oracle.py
 
 # Figures, printed and never tested: a machine at work makes them useless, a failed goal does not break a build.
 # Options go into ARGS: make bench-index ARGS='--max-items 1e7'

@@ -406,7 +406,7 @@ def test_an_empty_name_is_refused_in_build_and_refresh_alike(tmp_path: Path) -> 
         with pytest.raises(ValueError, match=r"column 'tags': row 1: .*name.* missing or empty"):
             read_set_table(tmp_path / "s.parquet", index, set_names=["tags"])
     (tmp_path / "s.csv").write_text("item_id,,hot\n1,1,0\n")
-    with pytest.raises(ValueError, match=r"column '' \(number 1\): a set needs a name"):
+    with pytest.raises(ValueError, match=r"column '' \(number 1\): the name of a set is missing or empty"):
         read_set_table(tmp_path / "s.csv", index)
     with pytest.raises(ValueError, match="sets: expected a name, got ''"):
         build_index([[1]], codebook_sizes=[2], sets={"": [True]})

