@@ -27,10 +27,11 @@ $(STAMP): pyproject.toml deploy/constraints.txt
 demo: $(STAMP) ## the whole product at work: train, export, build, publish, ask, swap, roll back
 	@$(BIN)/trieton demo
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy, and the contracts of the imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test: lint ## lint, then every test; starts and stops the real server
 	$(BIN)/python -m pytest

@@ -9,7 +9,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from rich.console import Console
+from trieton_builder.console import PlainConsole
 from trieton_builder.rollout import publish
 from trieton_builder.rollout.repository import Repository, write_atomically
 
@@ -29,7 +29,7 @@ def main() -> None:
     from trieton_builder.demo.train import Recipe
 
     (root / "demo").mkdir(exist_ok=True)
-    prepared = prepare(root / "demo", Stages(Console()), Recipe())
+    prepared = prepare(root / "demo", Stages(PlainConsole()), Recipe())
     done = publish(prepared.bundles[0], repository.root, servers=[])
     print(f"bundle {done.bundle_id} is version {done.version} of {repository}")
 

@@ -50,6 +50,8 @@ fi
 # Our configuration is complete; to guess at it the server would start every model twice.
 # strict-readiness off: one failed load of a new version would turn the whole server unready while the old version
 # serves. Readiness is asked per model. Summaries of latencies are off by default; the dashboard shows their quantiles.
+# Pings of clients that wait are welcome every 5 s; by default the server ends connections that send them more often than
+# every 5 minutes. A connection ends in order after 5 minutes: its client looks up the name anew and finds new servers.
 # 16 MiB of /dev/shm per instance hold a batch of the longest lists; from the default of 1 MiB it would grow under load.
 exec tritonserver \
     --model-repository="$repository" \
@@ -64,5 +66,7 @@ exec tritonserver \
     --strict-readiness=false \
     --metrics-config=summary_latencies=true \
     --backend-config=python,shm-default-byte-size=16777216 \
+    --grpc-http2-min-recv-ping-interval-without-data=5000 \
+    --grpc-max-connection-age=300000 \
     --exit-timeout-secs="${TRIETON_EXIT_TIMEOUT:-30}" \
     "${tracing[@]}" "$@"

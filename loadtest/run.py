@@ -62,7 +62,6 @@ def main(
             repository,
             ports=(None, None, metrics_port),
             log_path=report / "server.log",
-            extra_args=("--metrics-config=summary_latencies=true",),
         ).start()
         try:
             options = [

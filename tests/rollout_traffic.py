@@ -55,7 +55,7 @@ class Traffic:
         """Bundle ids in the order in which they first answered."""
         return list(Counter(self.bundles))
 
-    def wait_for(self, bundle_id: str, count: int = 20, timeout: float = 20.0) -> None:
+    def wait_for(self, bundle_id: str, count: int = 20, timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while self.bundles[-count:].count(bundle_id) < count:
             assert time.monotonic() < deadline, (

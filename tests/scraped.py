@@ -26,9 +26,17 @@ def scrape(url: str) -> Series:
 
 
 def settled(url: str) -> Series:
-    """What the endpoint exports once everything that has happened until now has travelled."""
-    time.sleep(TRAVEL)
-    return scrape(url)
+    """What the endpoint exports once everything that has happened until now has travelled: nothing more comes."""
+    for _ in range(50):
+        before = _totals(url)
+        time.sleep(TRAVEL)
+        if _totals(url) == before:
+            return scrape(url)
+    raise AssertionError(f"{url}: the figures never stop; somebody else asks this server")
+
+
+def _totals(url: str) -> Series:
+    return {key: number for key, number in scrape(url).items() if key[0].startswith("trieton_") and "_total" in key[0]}
 
 
 def value(series: Series, name: str, **labels: str) -> float:

@@ -12,7 +12,8 @@ from trieton.search.beam import BeamResult
 
 torch.set_num_threads(1)  # these tensors are tiny: threads would only wait for each other
 
-KERNELS = ("torch", "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the gpu kernel runs on the CPU, slowly
+KERNELS = ("torch", "cpu", "gpu") if INTERPRETED else ("torch", "cpu")
 EXAMPLES = int(os.environ.get("TRIETON_EXAMPLES", "0"))  # more hypothesis examples than a quick run takes
 
 
@@ -56,17 +57,9 @@ def has_ended(prefix: oracle.Codes, index: StaticIndex) -> bool:
     return bool(prefix) and prefix[-1] == index.end_code(len(prefix) - 1)
 
 
-def with_end(model: oracle.NextLogits, index: StaticIndex) -> oracle.NextLogits:
-    """The same model as the oracle needs it: after the end code, the end code again with log p = 0."""
-
-    def logits(prefix: oracle.Codes) -> np.ndarray:
-        if not has_ended(prefix, index):
-            return model(prefix)
-        row = np.full(index.width(len(prefix)), -np.inf, np.float32)
-        row[-1] = 0
-        return row
-
-    return logits
+def ends_of(index: StaticIndex) -> list[int]:
+    """The end code of each level, -1 where there is none: what the oracle has to know of an index."""
+    return [index.end_code(level) for level in range(index.num_levels)]
 
 
 def leaf_tuples(index: StaticIndex) -> list[oracle.Codes]:
@@ -112,7 +105,7 @@ def rows_of(result: BeamResult, b: int, index: StaticIndex) -> list[tuple[oracle
     assert (result.leaves[b, n:] == -1).all()
     assert (result.leaves[b, :n] >= 0).all()
     np.testing.assert_array_equal(index.leaf_codes(result.leaves[b, :n]), result.codes[b, :n])
-    ends = [index.end_code(level) for level in range(index.num_levels)]
+    ends = ends_of(index)
     codes = np.where(result.codes[b, :n] < 0, ends, result.codes[b, :n])
     return [(tuple(map(int, row)), score) for row, score in zip(codes, result.scores[b, :n], strict=True)]
 

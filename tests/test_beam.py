@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import numpy as np
 import oracle
 import pytest
@@ -53,14 +54,14 @@ def test_a_beam_may_be_larger_than_the_codebook_and_than_all_leaves(kernel):
 @each_kernel
 def test_all_children_of_all_beams_compete_in_a_thousand_random_searches(kernel):
     lost_by_four_children_each = 0
-    for seed in range(1000):
+    for seed in range(1000 if kernel != "gpu" else 30):  # interpreted
         index = random_index((2, 6), 12, seed)
         model = oracle.ToyModel((2, 6), seed)
         want, _ = oracle.beam_search(model, set(leaf_tuples(index)), 8)
         assert rows_of(search(model, index, kernel, 8), 0, index) == want
         first = [sum(codes[0] == code for codes, _ in want) for code in range(2)]
         lost_by_four_children_each += max(first) > 4
-    assert lost_by_four_children_each > 100
+    assert lost_by_four_children_each > (100 if kernel != "gpu" else 3)
 
 
 @pytest.mark.case("B04")
@@ -356,7 +357,7 @@ def test_searches_of_several_threads_do_not_disturb_each_other(work, monkeypatch
     models = [oracle.ToyModel(sizes, seed) for seed in range(6)]
     alone = [search(model, index, "cpu", 20) for model in models]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda model: search(model, index, "cpu", 20), [*models, *models]))
+        together = list(pool.map(lambda model: search(model, index, "cpu", 20, threads=2), [*models, *models]))
     for got, want in zip(together, [*alone, *alone], strict=True):
         assert_same(got, want)
 
@@ -367,8 +368,7 @@ def test_widths_and_batches_of_every_shape_share_the_threads_alike(monkeypatch):
     models = [oracle.ToyModel(sizes, seed) for seed in range(9)]
     alone = [search(model, index, "cpu", 7) for model in models]
     monkeypatch.setattr(cpu, "PARALLEL_WORK", 0)
-    for threads in (1, 2, 4):
-        monkeypatch.setattr(cpu, "THREADS", threads)
+    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
         for batch in range(1, 10):
-            result = search(models[:batch], index, "cpu", 7)
+            result = search(models[:batch], index, "cpu", 7, threads=threads)
             assert [rows_of(result, b, index) for b in range(batch)] == [rows_of(r, 0, index) for r in alone[:batch]]

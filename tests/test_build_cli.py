@@ -4,6 +4,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,28 @@ def catalogue(tmp_path: Path) -> Path:
     frame = frame.with_columns(fresh=pl.col("item_id") % 3 == 0, tags=pl.lit("a|b c"))
     frame.write_parquet(tmp_path / "items.parquet")
     return tmp_path / "items.parquet"
+
+
+@pytest.mark.case("W55")
+def test_inspect_cuts_no_number_in_a_pipe_of_80_columns(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2_000_000, (150_000, 2))
+    codes[:120_000, 0] = 7
+    name = "sold_in_the_last_thirty_days_and_delivered_within_two_working_days_or_sooner"
+    sizes = (2_000_000, 2_000_000)
+    index = build_index(codes, codebook_sizes=sizes, sets={name: np.ones(len(codes), np.bool_)})
+    index.save(tmp_path / "index.safetensors")
+    shown = subprocess.run(
+        [sys.executable, "-m", "trieton_builder", "inspect", tmp_path / "index.safetensors"],
+        capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "COLUMNS": "80"},
+    ).stdout  # fmt: skip
+    stats = inspect_index(index)
+    assert max(map(len, shown.splitlines())) > 80
+    assert "…" not in shown
+    for level in stats.levels:
+        for number in (level.states, level.edges, level.codes_used, level.codebook_size, level.largest_fan_out):
+            assert f"{number:,}" in shown, shown
+    assert re.search(rf"{name} +150,000 +100\.0%", shown), shown
 
 
 def test_build_writes_an_index_file_and_inspect_shows_it(catalogue: Path, tmp_path: Path) -> None:
@@ -232,7 +256,7 @@ def test_without_a_collision_the_last_level_stays_and_is_explained(tmp_path: Pat
     result = run(*arguments, "--seed", 10**20)
     assert (result.exit_code, result.stderr.startswith("trieton: seed: expected 0 to")) == (1, True)
     result = run(*arguments, "--vector-column", "v")
-    assert result.stderr == "trieton: --vector-column: goes with Parquet\n"
+    assert result.stderr == "trieton: --vector-column: goes with a table\n"
     arguments[3] = tmp_path / "a.txt"
     assert "expected a name that ends in .parquet, .csv, .jsonl" in run(*arguments).stderr
     assert sorted(os.listdir(tmp_path)) == ["a.csv", "v.npy"]
@@ -264,7 +288,7 @@ def test_bad_vectors_are_one_line_and_write_nothing(
     ("columns", "message"),
     [
         ({"item_id": [1, 2]}, "column 'vector': missing"),
-        ({"vector": [[1.0, 2.0], [1.0]], "item_id": [1, 2]}, "row 1: expected 2 numbers as in row 0, got 1"),
+        ({"vector": [[1.0, 2.0], [1.0]], "item_id": [1, 2]}, "row 1: expected 2 numbers as in the first row, got 1"),
         ({"vector": [[1.0, None], [1.0, 2.0]], "item_id": [1, 2]}, "row 0: a number is missing"),
         ({"vector": [[1.0], None], "item_id": [1, 2]}, "row 1: nothing there"),
         ({"vector": ["a", "b"], "item_id": [1, 2]}, "expected lists of floats"),

@@ -77,7 +77,7 @@ def test_chunks_of_any_size_give_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     build_index(**case).save(tmp_path / "wanted")
     monkeypatch.setattr("trieton_builder.indexing.survey.chunk_rows", lambda layout: 1013)
     monkeypatch.setattr("trieton_builder.indexing.emit.chunk_rows", lambda layout: 1013)
-    monkeypatch.setattr("trieton_builder.catalogue.read.BATCH_ROWS", 777)
+    monkeypatch.setattr("trieton_builder.catalogue.tables.BATCH_ROWS", 777)
     monkeypatch.setattr("trieton_builder.indexing.build_file._ROWS_PER_FILE", 2500)
     for engine in ("polars", "duckdb"):
         report = build_file(source, tmp_path / engine, engine=engine)
@@ -117,6 +117,17 @@ def test_spark_gives_the_same_bytes(spark: Any, tmp_path: Path) -> None:
         report = build_file(source, tmp_path / "spark", engine=spark, drop_repeats=True)
         assert report.dropped == wanted.dropped == dropped
         assert (tmp_path / "spark").read_bytes() == (tmp_path / "wanted").read_bytes()
+
+
+@pytest.mark.case("W01")
+@pytest.mark.parametrize("name", ["exp[1]", "a*b?{x,y}", "my data%20"])
+def test_spark_works_in_a_folder_of_any_name(spark: Any, tmp_path: Path, name: str) -> None:
+    case = {"codes": np.random.default_rng(0).integers(0, 4, (30, 3)), "codebook_sizes": [4] * 3}
+    (tmp_path / name).mkdir()
+    source = write_catalogue(tmp_path / name / "in", case)
+    build_file(source, tmp_path / "wanted", engine="polars")
+    build_file(source, tmp_path / name / "out", engine=spark)
+    assert (tmp_path / name / "out").read_bytes() == (tmp_path / "wanted").read_bytes()
 
 
 @pytest.mark.case("I08")

@@ -92,12 +92,14 @@ def test_a_mixed_batch_equals_filtering_the_catalogue_first(shop: Shop, kernel: 
     )
     for request, (model, plane, ok, width) in enumerate(zip(models, planes, allowed, widths, strict=True)):
         left = {codes for codes, good in zip(shop.codes, ok, strict=True) if good}
-        want, bound = oracle.beam_search(model, left, width)
+        want, bound = oracle.beam_search(model, left, width, ends=model.ends)
         got = results_of(index, result, request)
         assert got == want
         assert result.bound[request] == bound
         if result.certified[request]:
-            assert sorted(score for _, score in got) == sorted(s for _, s in oracle.top(model, left, len(got)))
+            assert sorted(score for _, score in got) == sorted(
+                s for _, s in oracle.top(model, left, len(got), ends=model.ends)
+            )
         for leaf, (codes, _) in zip(result.leaves[request], got, strict=False):
             positions = np.arange(*index.catalog.span(int(leaf)))
             kept = positions if plane is None else positions[plane.allows(positions)]

@@ -99,7 +99,7 @@ def test_wrong_values_are_refused_by_name(values, said):
 def test_readiness_asks_the_model_and_liveness_sends_a_real_request(server):
     for probe in ("startupProbe", "readinessProbe"):
         assert server[probe]["httpGet"]["path"] == "/v2/models/generative_retriever/ready"
-    assert server["livenessProbe"]["exec"]["command"][:2] == ["trieton", "probe"]
+    assert server["livenessProbe"]["exec"]["command"][:3] == ["trieton", "probe", "--live"]
     assert server["livenessProbe"]["timeoutSeconds"] > 5
 
 

@@ -420,7 +420,6 @@ def run(*arguments: object):
 
 
 @pytest.mark.case("W17")
-@pytest.mark.case("W55")
 def test_ones_own_model_goes_all_the_way(tmp_path):
     """The example of builder/PROMPT.md, trained for a few steps, through the commands that stand there."""
     script = ROOT / "builder" / "examples" / "train_own_model.py"
@@ -457,7 +456,7 @@ def test_ones_own_model_goes_all_the_way(tmp_path):
 
     shown = subprocess.run(
         [sys.executable, "-m", "trieton_builder", "inspect", tmp_path / "bundle"],
-        capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "COLUMNS": "80"},
+        capture_output=True, text=True, check=True, timeout=120,
     ).stdout  # fmt: skip
     for text in (
         bundle.bundle_id,
@@ -499,7 +498,7 @@ def test_an_interrupted_export_leaves_nothing(number, checkpoint, tmp_path):
         _, said = process.communicate(timeout=240)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "trieton: interrupted" in said
     assert list((tmp_path / "out").iterdir()) == []
     with pytest.raises(ProcessLookupError):  # nobody of its group lives on

@@ -35,30 +35,45 @@ def test_the_interpreted_kernel_passes_the_tests_of_the_gpu():
     assert " passed" in done.stdout
 
 
+def test_the_interpreted_kernel_passes_the_tests_that_every_kernel_passes():
+    here = Path(__file__).parent
+    chosen = [str(here / "test_beam.py"), str(here / "test_beam_ends.py"), "-k", "gpu"]
+    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *chosen], interpret=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    oracle_tests = [str(here / "test_beam_oracle.py"), "-k", "brute_force or wide_levels or log_z"]
+    done = run(["-m", "pytest", "-q", "-x", "--show-capture=no", *oracle_tests], interpret=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from trieton.search.kernels import gpu
 
-RANK = dict(logits="*fp32", stride_b="i32", stride_m="i32", stride_v="i32", width="i32", given_z="*fp32",
-    score="*fp32", lo="*i64", hi="*i64", previous="*i64", previous_end="i32", root_lo="i32", root_hi="i32",
-    codes="*i16", code_mask="i32", planes="*i64", plane_stride="i32", keys="*i64", bad="*i32", beams="i32", M="i32",
-    S="i32")
-KEEP = dict(keys="*i64", bad="*i32", widths="*i64", lo="*i64", hi="*i64", root_lo="i32", root_hi="i32", codes="*i16",
-    code_mask="i32", spans="*i32", new_score="*fp32", new_lo="*i64", new_hi="*i64", new_codes="*i64",
-    new_parents="*i64", bound="*fp32", failed="*i32", level="i32", beams="i32", M="i32", S="i32")
+RANK = dict(logits="*fp32", stride_b="i32", stride_m="i32", stride_v="i32", width="i32", columns="i32",
+    given_z="*fp32", score="*fp32", lo="*i64", hi="*i64", root_lo="i32", root_hi="i32", codes="*i16", code_mask="i32",
+    end_code="i32", planes="*i64", plane_stride="i32", modes="*i32", keys="*i64", bad="*i32", end_keys="*i64",
+    end_edges="*i64", level="i32", beams="i32", M="i32", S="i32")
+KEEP = dict(keys="*i64", bad="*i32", end_keys="*i64", ended="*i64", widths="*i64", lo="*i64", hi="*i64", root_lo="i32",
+    root_hi="i32", codes="*i16", code_mask="i32", spans="*i32", new_score="*fp32", new_lo="*i64", new_hi="*i64",
+    new_codes="*i64", new_parents="*i64", bound="*fp32", failed="*i32", level="i32", beams="i32", M="i32", S="i32")
 
 def build(kernel, signature, **constants):
     signature = signature | {name: "constexpr" for name in constants}
     source = ASTSource(kernel, {p.name: signature[p.name] for p in kernel.params}, constants)
     assert "sm_90" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
-build(gpu._rank_children, RANK, stride_v=1, ROOT=True, TAIL=False, PLANES=True, HAS_Z=False, P=4, SORT=16, BLOCK=512)
-build(gpu._rank_children, RANK | dict(logits="*bf16"), ROOT=False, TAIL=True, PLANES=True, HAS_Z=True, P=4, SORT=4,
-    BLOCK=512)
-build(gpu._keep_best, KEEP, ROOT=True, LAST=False, TAIL=False, SPANS=True, P=4, SORT=8, BEAMS=1)
-build(gpu._keep_best, KEEP, ROOT=False, LAST=True, TAIL=True, SPANS=False, P=4, SORT=8, BEAMS=4)
+build(gpu._rank_children, RANK, stride_v=1, ROOT=True, TAIL=False, ENDS=False, PLANES=True, MODES=True, HAS_Z=False,
+    P=4, SORT=16, ONE_BLOCK=False, BLOCK=512)
+build(gpu._rank_children, RANK | dict(logits="*bf16"), ROOT=False, TAIL=True, ENDS=True, PLANES=True, MODES=False,
+    HAS_Z=True, P=4, SORT=4, ONE_BLOCK=True, BLOCK=512)
+build(gpu._keep_best, KEEP, ROOT=True, LAST=False, TAIL=False, SPANS=True, HAS_END=True, ENDS=False, P=4, SORT=8,
+    BEAMS=1, KEEP=8)
+build(gpu._keep_best, KEEP, ROOT=False, LAST=False, TAIL=True, SPANS=False, HAS_END=True, ENDS=True, P=4, SORT=8,
+    BEAMS=4, KEEP=8)
+build(gpu._keep_best, KEEP, ROOT=False, LAST=True, TAIL=True, SPANS=False, HAS_END=False, ENDS=False, P=4, SORT=8,
+    BEAMS=4, KEEP=8)
 """
 
 

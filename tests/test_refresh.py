@@ -50,7 +50,7 @@ def test_a_refreshed_bundle_answers_by_the_new_sets_and_shares_the_old_files(tin
     with pytest.raises(ValueError, match="needs sets that the table does not have"):
         refresh(tiny_bundle, table, out)  # the bundle compiles "even and not rare" when it is loaded
     assert not out.exists()
-    made = refresh(tiny_bundle, table, out, keep=True)
+    made = refresh(tiny_bundle, table, out, keep_sets=True)
     new = Bundle.open(out)
     assert new.bundle_id == made.bundle_id != old.bundle_id
     assert made.sets == new.manifest["sets"] == new.index.sets.sizes()
@@ -83,10 +83,10 @@ def test_files_are_copied_where_the_filesystem_has_no_links(make_tiny_bundle, tm
 def test_a_table_of_other_items_takes_nothing_away_and_no_bundle_grows_inside_another(tiny_bundle, tmp_path, new_sets):
     strangers = write_table(tmp_path / "strangers.parquet", {"item_id": [1, 2], "fresh": [True, False]})
     with pytest.raises(ValueError, match="none of its 2 rows names an item"):
-        refresh(tiny_bundle, strangers, tmp_path / "new", keep=True)
+        refresh(tiny_bundle, strangers, tmp_path / "new", keep_sets=True)
     table = write_table(tmp_path / "sets.parquet", new_sets)
     with pytest.raises(ValueError, match="lies inside the bundle"):
-        refresh(tiny_bundle, table, tiny_bundle / "inner", keep=True)
+        refresh(tiny_bundle, table, tiny_bundle / "inner", keep_sets=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sets.parquet", "strangers.parquet"]
 
 
@@ -115,7 +115,7 @@ def test_lists_of_names_are_as_good_as_columns(tmp_path, suffix, text_ids):
     index = build_index(rng.integers(0, 9, (500, 3)), codebook_sizes=(9,) * 3, item_ids=ids)
     cells = lists if suffix == ".parquet" else [" | ".join(cell) for cell in lists]
     path = write_table(tmp_path / f"sets{suffix}", {"id": ids[::-1], "tags": cells[::-1]})
-    table = read_set_table(path, index, id_column="id")
+    table = read_set_table(path, index, id_column="id", set_names=["tags"])
     want = {name: np.array([name in cell for cell in lists]) for name in names}
     assert table.sets.sizes() == {name: int(mask.sum()) for name, mask in sorted(want.items())}
     at = index.catalog.positions(ids)
@@ -148,7 +148,7 @@ def test_rows_of_unknown_items_and_items_without_a_row_are_counted(tmp_path):
         ),
         ({"item_id": [1, 2], "a": [1, 2]}, "column 'a': row 1: expected true or false, or 0 and 1, got 2"),
         ({"item_id": [1, 2], "a": ["true", "maybe"]}, "column 'a': row 1: expected true or false, .* got 'maybe'"),
-        ({"item_id": [2, 1], "a": [["x"], ["y", ""]]}, "column 'a': row 1: a set name is missing or empty"),
+        ({"item_id": [2, 1], "a": [["x"], ["y", ""]]}, "column 'a': row 1: the name of a set is missing or empty"),
         ({"item_id": [1, 2], "x": [True, True], "tags": [["x"], []]}, "set 'x' stands in two columns, .* 'tags'"),
     ],
 )
@@ -161,11 +161,14 @@ def test_a_faulty_table_is_refused_with_what_is_wrong(tmp_path, table, says):
 def test_booleans_and_lists_may_be_text_and_no_list_means_no_set(tmp_path):
     index = build_index(np.arange(3)[:, None], codebook_sizes=(3,), item_ids=[1, 2, 3])
     (tmp_path / "sets.csv").write_text("item_id,a,b,tags\n1,True,0,x|y\n2,False,1,\n3,TRUE,1,y\n")
-    assert read_set_table(tmp_path / "sets.csv", index).sets.sizes() == {"a": 2, "b": 2, "x": 1, "y": 2}
+    table = read_set_table(tmp_path / "sets.csv", index, set_names=["tags"])
+    assert table.sets.sizes() == {"a": 2, "b": 2, "x": 1, "y": 2}
     path = write_table(tmp_path / "sets.parquet", {"item_id": [3, 2, 1], "tags": [["x"], None, []]})
     assert read_set_table(path, index).sets.sizes() == {"x": 1}
     (tmp_path / "sets.csv").write_text("item_id,a\n1,true\nseven,true\n")
-    with pytest.raises(ValueError, match="column 'item_id': row 1: expected an integer id, got 'seven'"):
+    with pytest.raises(
+        ValueError, match="column 'item_id': row 1: expected an integer item id of 64 bits, got 'seven'"
+    ):
         read_set_table(tmp_path / "sets.csv", index)
 
 
@@ -175,9 +178,9 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not readable"):
         read_set_table(tmp_path / "sets.parquet", index)
     (tmp_path / "sets.txt").write_text("item_id,a\n")
-    with pytest.raises(ValueError, match=r"expected a \.parquet or \.csv file"):
+    with pytest.raises(ValueError, match=r"expected one of \.parquet.*, got .\.txt"):
         read_set_table(tmp_path / "sets.txt", index)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(ValueError, match="no such file"):
         read_set_table(tmp_path / "none.csv", index)
 
 

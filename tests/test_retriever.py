@@ -1,6 +1,9 @@
 """The exported retriever against the Hugging Face model it came from."""
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import hugging_face
@@ -130,3 +133,14 @@ def test_beam_search_returns_what_hugging_face_generates_under_the_same_prefixes
         sequences, scores = hugging_face.beam_search(model, prompt, codes, retriever.spec.token_map, 12)
         assert [tuple(row) for row in found.codes[b].tolist()] == sequences
         np.testing.assert_allclose(found.scores[b], scores, atol=1e-4)
+
+
+def test_onnx_runtime_is_told_to_send_nothing_to_its_makers(tmp_path):
+    """It would also leave a file, by which this is seen."""
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    code = "import trieton.retriever.onnx, onnxruntime, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    command = [sys.executable, "-c", code]
+    environment["TMPDIR"] = str(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "1\n"
+    assert list(tmp_path.iterdir()) == []

@@ -92,9 +92,10 @@ def test_publish_and_rollback_under_200_requests_a_second_fail_none_and_never_mi
         done = world.publish(1, preflight=True)
         assert (done.outcome, done.bundle_id, done.previous) == ("serving", new, 1)
         traffic.wait_for(new)
+        resident = {process.pid for process in world.server.processes()}
         back = rollback(world.root, **world.options)
         assert (back["from"], back["to"], back["bundle_id"]) == (2, 1, old)
-        assert next(step for step in back["steps"] if step["step"] == "load")["seconds"] < 1.0
+        assert {process.pid for process in world.server.processes()} <= resident, "it was started anew"
         traffic.wait_for(old)
     assert traffic.failures == []
     assert traffic.answered_by() == [old, new]
@@ -158,7 +159,7 @@ def test_a_canary_that_is_not_answered_as_expected_takes_the_version_back(world,
             "class TritonPythonModel(Model):\n"
             "    def initialize(self, args):\n"
             "        super().initialize(args)\n"
-            "        self.bundle_id = b'another'\n"
+            "        self.writer._bundle_id = b'another'\n"
         ),
     )
     with pytest.raises(CanaryError, match=r"expected an answer of bundle \w+, got another"):
@@ -293,7 +294,7 @@ def test_publishes_in_a_row_leave_processes_files_and_shared_memory_flat(world):
         world.publish(number, keep=2)
         assert len(world.repository.versions()) == 2
     after = figures()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while after != before and time.monotonic() < deadline:  # connections of clients that have gone close a little later
         time.sleep(0.2)
         after = figures()

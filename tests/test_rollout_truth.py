@@ -139,7 +139,7 @@ def test_a_failed_publish_goes_back_to_a_process_that_answers(shop, tmp_path):
             "class TritonPythonModel(Model):\n"
             "    def initialize(self, args):\n"
             "        super().initialize(args)\n"
-            "        self.bundle_id = b'another'\n"
+            "        self.writer._bundle_id = b'another'\n"
         ),
     )
 

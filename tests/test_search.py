@@ -1,5 +1,7 @@
 """The whole search in process, on a real bundle, against the oracle."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -8,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_bundle import SIZES, assert_same, expected, tiny_catalogue
+from tiny_retriever import VOCAB_SIZE
 from trieton.bundle import Bundle
-from trieton.search.searcher import PADDING_TOKENS, Answer, Limits, Prepared, Query, QueryError, Searcher, _groups
+from trieton.search.groups import PADDING_TOKENS, groups
+from trieton.search.prepare import Prepared
+from trieton.search.searcher import DECODE_BYTES, Answer, Limits, Query, QueryError, Searcher
 from trieton.search.watch import CHECK_SECONDS
 
 LIMITS = Limits(max_num_results=50, max_beam_width=64, max_list_items=400)
@@ -188,12 +193,13 @@ def test_a_bad_query_is_told_what_was_wrong_and_its_neighbours_are_answered(sear
 @given(asked=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 300)), max_size=40))
 def test_a_group_shares_a_call_only_where_nobody_pays_much_for_it(asked):
     prepared = [Prepared(i, np.zeros(n, np.int64), None, 1, width, 0) for i, (width, n) in enumerate(asked)]
-    groups = _groups(prepared)
-    assert sorted(query.place for group in groups for query in group) == list(range(len(asked)))
-    for group in groups:
+    found = groups(prepared, 200)
+    assert sorted(query.place for group in found for query in group) == list(range(len(asked)))
+    for group in found:
         widths = [query.beam_width for query in group]
         lengths = [len(query.prompt) for query in group]
         assert max(widths) < 2 * min(widths)
+        assert len(group) == 1 or len(group) * max(widths) <= 200
         assert len(group) * max(lengths) - sum(lengths) <= PADDING_TOKENS
 
 
@@ -298,7 +304,8 @@ def test_an_item_id_that_marks_padding_is_refused_when_the_bundle_is_loaded(make
     from trieton_builder.bundle.write import write_bundle
     from trieton_builder.indexing.trie import build_index
 
-    index = build_index([[0, 0, 0], [0, 0, 1]], codebook_sizes=SIZES, item_ids=[-1, 4])
+    index = build_index([[0, 0, 0], [0, 0, 1]], codebook_sizes=SIZES, item_ids=[3, 4])
+    index.catalog.item_ids[0] = -1  # an older builder took it
     write_bundle(tmp_path / "b", index=index, retriever_dir=make_tiny_retriever(SIZES))
     with pytest.raises(ValueError, match="item id -1"):
         Searcher(Bundle.open(tmp_path / "b"), threads=1)
@@ -311,3 +318,136 @@ def test_totals_count_what_was_done(searcher):
     assert (totals.searches, totals.invalid, totals.short, totals.unknown_items, totals.results) == (3, 1, 1, 1, 16)
     assert totals.levels == 9
     assert all(seconds > 0 for seconds in totals.seconds.values())
+
+
+@pytest.mark.case("W26")
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_list_items": 1},
+        {"max_list_items": 2},
+        {"max_beam_width": 1},
+        {"max_num_results": 1},
+        {"max_list_items": 1, "max_beam_width": 1, "max_num_results": 1, "default_num_results": 50},
+        {"default_beam_width": 1000},
+    ],
+)
+def test_a_version_whose_limits_are_one_warms_up_and_answers(tiny_bundle, limits):
+    searcher = Searcher(Bundle.open(tiny_bundle), threads=1, limits=Limits(**limits))
+    searcher.warm_up(2)
+    answer = one(searcher, [1003])
+    most = min(searcher.limits.max_num_results, searcher.limits.max_beam_width)
+    assert len(answer.item_ids) == answer.num_wanted == min(searcher.limits.default_num_results, most)
+    with pytest.raises(QueryError, match=f"num_results: expected 1 to {most}, got {most + 1}"):
+        one(searcher, [1003], num_results=most + 1)
+
+
+@pytest.mark.case("W26")
+def test_a_prompt_of_one_item_warms_up_and_answers(make_tiny_retriever, tmp_path):
+    from trieton_builder.bundle.write import write_bundle
+    from trieton_builder.indexing.trie import build_index
+
+    index = build_index(np.array(CATALOGUE.codes), codebook_sizes=SIZES, item_ids=np.array(CATALOGUE.ids))
+    write_bundle(tmp_path / "b", index=index, retriever_dir=make_tiny_retriever(SIZES, max_items=1))
+    searcher = Searcher(Bundle.open(tmp_path / "b"), threads=1)
+    searcher.warm_up(2)
+    assert pairs(one(searcher, [1001, 1003])) == pairs(one(searcher, [1003]))
+
+
+def test_a_limit_below_one_is_refused_by_name():
+    for name in vars(Limits()):
+        with pytest.raises(ValueError, match=f"{name}: expected at least"):
+            Limits(**{name: -1})
+    with pytest.raises(ValueError, match="max_list_items: expected at least 1, got 0"):
+        Limits(max_list_items=0)
+
+
+@pytest.mark.case("W40")
+def test_queries_of_one_batch_normalise_as_each_asks(searcher):
+    choices = ["allowed", "vocabulary", "level", "allowed"]
+    asked = [Query([1003, 1077], constraint="rare", normalise=choice) for choice in choices]
+    answers = searcher.search(asked)
+    for query, answer in zip(asked, answers, strict=True):
+        assert pairs(answer) == pairs(one(searcher, **vars(query)))
+    level, allowed = answers[2].scores, answers[0].scores
+    assert answers[1].scores[0] < level[0] < allowed[0] <= 0
+    with pytest.raises(QueryError, match="normalise: expected one of vocabulary, level, allowed, got 'all'"):
+        one(searcher, [1003], normalise="all")
+
+
+@pytest.mark.case("W23")
+def test_a_batch_that_is_decoded_in_parts_gives_the_answers_of_the_whole(tiny_bundle, monkeypatch):
+    asked = [Query([1000 + i], beam_width=20, constraint=(None, "even")[i % 2]) for i in range(7)]
+    whole = Searcher(Bundle.open(tiny_bundle), threads=1).search(asked)
+    few = 4 * VOCAB_SIZE * 20  # the logits of one request of twenty beams
+    for requests, parts in ((1, 7), (2, 4), (7, 1)):
+        searcher = Searcher(Bundle.open(tiny_bundle), threads=1, limits=Limits(decode_bytes=requests * few))
+        sizes: list[int] = []
+        decode = searcher.retriever.engine.decode
+        monkeypatch.setattr(
+            searcher.retriever.engine,
+            "decode",
+            lambda s, ids, *a, d=decode, n=sizes: n.append(len(ids)) or d(s, ids, *a),
+        )
+        for got, want in zip(searcher.search(asked), whole, strict=True):
+            assert got.item_ids.tolist() == want.item_ids.tolist()
+            np.testing.assert_allclose(got.scores, want.scores, atol=1e-5)
+        assert searcher.totals.batches == parts
+        assert max(sizes) <= requests
+
+
+LARGE = """
+import resource, sys
+import numpy as np, torch
+from pathlib import Path
+from transformers import T5Config, T5ForConditionalGeneration
+from trieton.bundle import Bundle
+from trieton.retriever.session import PromptTemplate, TokenMap
+from trieton.search.searcher import Limits, Query, Searcher
+from trieton_builder.bundle.write import write_bundle
+from trieton_builder.export import export_retriever
+from trieton_builder.indexing.trie import build_index
+
+torch.set_num_threads(1)
+config = T5Config(vocab_size=32000, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=1)
+folder, prompt = Path(sys.argv[1]), PromptTemplate(TokenMap.contiguous((300, 300), first=3), max_items=4)
+export_retriever(T5ForConditionalGeneration(config).eval(), folder / "r", prompt, max_length=16)
+codes = np.random.default_rng(0).integers(0, 300, (2000, 2))
+index = build_index(codes, codebook_sizes=(300, 300), item_ids=np.arange(2000))
+write_bundle(folder / "b", index=index, retriever_dir=folder / "r")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+searcher = Searcher(Bundle.open(folder / "b"), threads=1, limits=Limits(max_beam_width=256))
+before = peak()
+searcher.warm_up(32)
+answers = searcher.search([Query([i], beam_width=256, num_results=100) for i in range(32)])
+print(peak() - before, {len(answer.item_ids) for answer in answers})
+"""
+
+
+@pytest.mark.case("W23")
+def test_memory_does_not_grow_with_batch_times_beam_times_vocabulary(tmp_path):
+    """Whole, the logits alone of 32 requests of 256 beams over 32,000 tokens are 1 GB, and the graph needs five."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, check=False, timeout=170
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    megabytes, counts = done.stdout.strip().splitlines()[-1].split(maxsplit=1)
+    assert float(megabytes) < 8 * DECODE_BYTES["cpu"] / 2**20
+    assert counts == "{100}"
+
+
+def test_behind_an_error_that_stays_with_the_device_nobody_is_searched_again(tiny_bundle, monkeypatch):
+    searcher = Searcher(Bundle.open(tiny_bundle), threads=1)
+    for text, searches in (("CUDA error: an illegal memory access was encountered", 1), ("a bug", 4)):
+        calls: list[int] = []
+
+        def fail(prompts: list, text: str = text, calls: list[int] = calls) -> None:
+            calls.append(len(prompts))
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(searcher.retriever, "start", fail)
+        failed = searcher.totals.failed
+        entries = searcher.search([Query([1003])] * 3)
+        assert [(entry.kind, str(entry.__cause__)) for entry in entries] == [("failed", text)] * 3
+        assert len(calls) == searches
+        assert searcher.totals.failed == failed + 3

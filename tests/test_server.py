@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,44 @@ def test_the_model_runs_in_this_environment_with_this_package(server):
     assert about == [f"{sys.version_info[0]}.{sys.version_info[1]}", sys.prefix, np.__version__, trieton.__file__]
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("nonsense", "expected --name=value, got 'nonsense'"),
+        ("--log-verbose", "expected --name=value, got '--log-verbose'"),
+        ("--http-port=1", "--http-port is set here already"),
+        ("--model-repository=/", "--model-repository is set here already"),
+    ],
+)
+def test_further_options_that_are_none_or_undo_ours_are_refused_before_the_start(tmp_path, option, text):
+    with pytest.raises(ValueError, match=text):
+        TritonServer(tmp_path, extra_args=[option])
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--nonsense=1", "--nonsense=1"), ("--grpc-keepalive-time=soon", "Got soon")]
+)
+def test_an_option_that_the_server_refuses_is_named(tmp_path, option, text):
+    with pytest.raises(ServerError, match=f"refuses an option: .*{text}"):
+        TritonServer(make_repository(tmp_path), load=("double",), extra_args=[option]).start()
+
+
+def test_it_serves_on_ipv6_and_says_which_address_it_has_not(tmp_path):
+    try:
+        socket.socket(socket.AF_INET6).bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with TritonServer(make_repository(tmp_path), load=("double",), address="::1") as server:
+        assert server.grpc_url.startswith("[::1]:")
+        with grpc.InferenceServerClient(server.grpc_url) as client:
+            assert ask(client, grpc).as_numpy("y").tolist() == [[2, 4, 6]]
+        with urllib.request.urlopen(server.metrics_url) as answer:
+            assert b"nv_inference_request_summary_us" in answer.read()
+    for wrong in ("203.0.113.9", "no such host"):
+        with pytest.raises(ServerError, match=f"address '{wrong}'"):
+            TritonServer(tmp_path, load=("double",), address=wrong).start()
+
+
 def test_control_endpoints_need_the_key_and_inference_does_not(server):
     with grpc.InferenceServerClient(server.grpc_url) as client:
         with pytest.raises(InferenceServerException, match="restricted"):
@@ -125,7 +164,7 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
         child = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
         folder = next(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
-    child.wait(timeout=20)
+    child.wait(timeout=60)
     assert folder in leftovers.dead_folders()
     leftovers.sweep()
     assert not folder.exists()
@@ -141,16 +180,16 @@ def test_the_stub_of_a_starter_killed_while_it_loads_is_swept_once_its_server_ha
         f"TritonServer({str(folder)!r}, load=('double',)).start()"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as starter:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (tmp_path / "loading").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (server,) = psutil.Process(starter.pid).children()
         (stub,) = server.children()
         starter.kill()
-    psutil.wait_procs([server], timeout=20)
+    psutil.wait_procs([server], timeout=60)
     leftovers.sweep()
-    _, alive = psutil.wait_procs([server, stub], timeout=5)
+    _, alive = psutil.wait_procs([server, stub], timeout=30)
     assert not alive
     assert not list(Path(tempfile.gettempdir()).glob(f"trieton-{starter.pid}-*"))
     assert not list(SHM.glob(f"trieton-{starter.pid}-*"))
@@ -161,9 +200,9 @@ def test_a_server_that_crashes_leaves_no_stub_once_it_is_stopped(tmp_path):
     crashed, stub = server.processes()
     stub.suspend()  # a busy one: left to itself it would notice and end
     crashed.kill()
-    crashed.wait(timeout=10)
+    crashed.wait(timeout=60)
     server.stop()
-    assert not psutil.wait_procs([stub], timeout=5)[1]
+    assert not psutil.wait_procs([stub], timeout=30)[1]
     assert not list(SHM.glob(f"{server.shm_prefix}*"))
 
 
@@ -223,10 +262,8 @@ def test_a_port_lost_between_choosing_and_binding_is_chosen_anew(tmp_path, monke
     ],
 )
 def test_a_wrong_repository_is_refused_in_words(tmp_path, prepare, text):
-    started = time.monotonic()
-    with pytest.raises(ServerError, match=text):
+    with pytest.raises(ServerError, match=text):  # not that it was not ready in time, which says that it hangs
         TritonServer(prepare(tmp_path), load=("double",)).start()
-    assert time.monotonic() - started < 20
 
 
 def _without(folder: Path, *paths: str) -> Path:

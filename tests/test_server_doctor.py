@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cgroup import limit_cpu, limit_memory, real_group, run_in
 from trieton_builder.server import installation
 from trieton_builder.server.doctor import examine
 from trieton_builder.server.installation import InstallationError, find_installation
@@ -21,7 +22,43 @@ def statuses(**options):
 def test_a_machine_that_runs_these_tests_passes():
     findings = statuses()
     assert not [finding for finding in findings.values() if finding.status == "fail"]
-    assert {"Python", "server wheel", "stub", "libpython", "numpy", "shared memory", "ports", "disk"} <= set(findings)
+    assert {
+        "Python",
+        "server wheel",
+        "stub",
+        "libpython",
+        "numpy",
+        "shared memory",
+        "ports",
+        "disk",
+        "cores",
+        "memory",
+        "compiled code",
+    } <= set(findings)
+
+
+SEE = """
+import json, duckdb, polars
+from trieton.resources import usable_cores
+from trieton_builder.server import doctor
+pools = [polars.thread_pool_size(), duckdb.execute("select current_setting('threads')").fetchone()[0], usable_cores()]
+print(json.dumps([pools, doctor._cores().to_json(), doctor._memory().to_json()]))
+"""
+
+
+@pytest.mark.case("W27")
+def test_half_a_core_and_a_memory_limit_are_shown_and_every_pool_of_threads_of_a_build_keeps_to_them():
+    with real_group("cpu") as cpu, real_group("memory") as memory:
+        limit_cpu(cpu, 0.5)
+        limit_memory(memory, 700 << 20)
+        done = run_in([cpu, memory], sys.executable, "-c", SEE, check=True)
+    pools, cores, memory = json.loads(done.stdout)
+    assert pools == [1, 1, 1]
+    assert cores["text"].startswith("1 usable of ")
+    assert "quota of the control group: 0.5" in cores["text"]
+    assert (cores["status"], memory["status"]) == ("note", "note")
+    assert "limit of the control group: 700 MiB" in memory["text"]
+    assert " of 700 MiB available" in memory["text"]
 
 
 def test_every_finding_that_is_not_ok_says_what_to_do(monkeypatch):

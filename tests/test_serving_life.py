@@ -10,6 +10,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import psutil
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 pytestmark = pytest.mark.server
 SLOW = "slow_retriever"
 HISTORY = np.arange(1000, 1032).reshape(32, 1)  # a full batch
+LEVELS = 32  # of the slow bundle
 
 
 def large(client: triton.InferenceServerClient, timeout: float | None = None, beam_width: int = 256) -> None:
@@ -47,8 +49,8 @@ def eventually(holds: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.mark.case("S08")
 def test_work_stops_when_the_deadline_passes_while_decoding_and_while_queued(served):
-    """Told by the levels that were searched, which no other load on the machine changes."""
-    levels_of_one = 32
+    """What was done is counted in levels: seconds would depend on who else uses the machine."""
+    whole, one = len(HISTORY) * LEVELS, LEVELS
 
     def done() -> tuple[float, float]:
         series = settled(served.metrics_url)
@@ -56,29 +58,35 @@ def test_work_stops_when_the_deadline_passes_while_decoding_and_while_queued(ser
 
     with triton.InferenceServerClient(served.grpc_url) as client, Client(served.grpc_url, model=SLOW) as small:
         before = done()
-        started = time.perf_counter()
         large(client)
-        whole = time.perf_counter() - started
         after = done()
-        full = after[0] - before[0]
-        assert full == len(HISTORY) * levels_of_one
-        with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
-            large(client, timeout=whole / 5)
-        small.retrieve([1000], num_results=1, beam_width=1)
-        before, after = after, done()
-        assert after[0] - before[0] < full, "the abandoned search went on to its end"
-        assert after[1] - before[1] == len(HISTORY)
-        # Three more wait behind one that runs, and leave before it ends: nothing is searched for them.
+        assert after[0] - before[0] == whole
+        # While decoding: the client leaves once the search is at work, and before its end.
+        for pause in (0.05, 0.1, 0.2, 0.4, 0.8):
+            with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+                large(client, timeout=pause)
+            small.retrieve([1000], num_results=1, beam_width=1)
+            before, after = after, done()
+            levels = after[0] - before[0] - one
+            assert levels < whole, "the abandoned search went on to its end"
+            if levels:
+                assert after[1] - before[1] == len(HISTORY)
+                break
+        else:
+            pytest.fail("every search was abandoned before it began")
+        # While queued: three wait behind one that runs, and leave; only the one that runs is done.
         answers: queue.Queue = queue.Queue()
         tensor = triton.InferInput("history", HISTORY.shape, "INT64").set_data_from_numpy(HISTORY)
         client.async_infer(SLOW, [tensor], lambda result, error: answers.put(error), parameters={"beam_width": 256})
         for _ in range(3):
             with contextlib.suppress(InferenceServerException):
-                large(client, timeout=whole / 20)
+                large(client, timeout=0.02)
         small.retrieve([1000], num_results=1, beam_width=1)
-        assert answers.get(timeout=60) is None
+        assert answers.get(timeout=120) is None
         before, after = after, done()
-        assert after[0] - before[0] < 2 * full, "searches that nobody waited for were done"
+        assert after[0] - before[0] - whole - one < whole, "searches that nobody waited for were done"
+        # One whose time was up before the server had read it was never a search.
+        assert after[1] - before[1] in [count * len(HISTORY) for count in (1, 2, 3)]
 
 
 @pytest.mark.case("S08")
@@ -88,38 +96,43 @@ def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answere
     done: dict[int, object] = {}
     with triton.InferenceServerClient(served.grpc_url) as client:
 
-        def ask(n: int, history: np.ndarray, timeout: float | None = None) -> None:
+        def ask(n: int, history: np.ndarray) -> Any:
             tensor = triton.InferInput("history", history.shape, "INT64").set_data_from_numpy(history)
             keep = functools.partial(lambda n, result, error: done.update({n: error or result}), n)
-            client.async_infer(SLOW, [tensor], keep, parameters={"beam_width": 256}, client_timeout=timeout)
+            return client.async_infer(SLOW, [tensor], keep, parameters={"beam_width": 256})
 
         def answers(count: int) -> dict[int, object]:
-            assert eventually(lambda: len(done) == count, 30)
+            assert eventually(lambda: len(done) == count, 120)
             found = done.copy()
             done.clear()
             return found
+
+        def waiting() -> float:
+            return value(scrape(served.metrics_url), "nv_inference_pending_request_count", model=SLOW)
 
         def whole_batches() -> int:
             (stats,) = client.get_inference_statistics(SLOW).model_stats
             return sum(entry.compute_infer.count for entry in stats.batch_stats if entry.batch_size == 32)
 
-        started = time.perf_counter()
         for n, history in enumerate(parts):
             ask(n, history)
         alone = answers(8)
-        whole = time.perf_counter() - started
         for _ in range(20):
             before, formed = cancelled(served), whole_batches()
             ask(-1, HISTORY[:31])
-            time.sleep(whole / 10)
-            for n, history in enumerate(parts):
-                ask(n, history, 1.2 * whole if n == 3 else None)
+            calls = [ask(n, history) for n, history in enumerate(parts)]
+            # The first is answered, so the eight that waited are being searched: now one leaves.
+            assert eventually(lambda: -1 in done, 60)
+            assert eventually(
+                lambda: value(scrape(served.metrics_url), "nv_inference_pending_request_count", model=SLOW) == 0, 60
+            )
+            calls[3].cancel()
             found = answers(9)
             left = isinstance(found.pop(3), InferenceServerException)
             if (
                 left
-                and eventually(lambda before=before: cancelled(served) == before + 4, 1)
-                and whole_batches() > formed
+                and eventually(lambda formed=formed: whole_batches() > formed, 5)
+                and eventually(lambda before=before: cancelled(served) == before + 4, 5)
             ):
                 break
         else:
@@ -132,11 +145,9 @@ def test_who_leaves_a_batch_that_goes_on_is_cancelled_and_the_others_are_answere
 def test_a_passed_deadline_is_told_as_such_over_both_protocols(served):
     for protocol, url in (("grpc", served.grpc_url), ("http", served.http_url)):
         with Client(url, protocol, model=SLOW) as client:
-            client.describe()
-            started = time.perf_counter()
+            client.facts()
             with pytest.raises(DeadlineError):
                 client.retrieve(HISTORY, beam_width=256, timeout=0.05)
-            assert time.perf_counter() - started < 20
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -185,7 +196,7 @@ def test_a_probe_of_nobody_fails_within_its_deadline():
     code, output = run("probe", "--url", "127.0.0.1:1", "--timeout", "1")
     assert code == 1
     assert "127.0.0.1:1" in output
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 30
 
 
 def test_query_prints_a_table_and_json(served):

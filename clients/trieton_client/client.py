@@ -1,130 +1,88 @@
 """The client for programs without an event loop."""
 
-import contextlib
-import http.client
-import json
-import selectors
-import socket
+import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import tritonclient.grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
-from trieton_client.errors import DeadlineError, UnavailableError, error_from
-from trieton_client.options import MODEL, Deadline, Options, Tls
+from trieton_client.channel import Lines, channel_options
+from trieton_client.errors import ClientError, DeadlineError, UnavailableError, error_from
+from trieton_client.options import Deadline, Options
 from trieton_client.results import Results
-from trieton_client.wire import Call, Chunk, Ids, ModelFacts, read_results
+from trieton_client.wire import (
+    Call,
+    Chunk,
+    Ids,
+    ModelFacts,
+    count_answers,
+    description_request,
+    read_description,
+    read_results,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from trieton_client.arguments import ClientArguments, RetrieveArguments
 
 Answer = TypeVar("Answer")
-# gRPC itself waits up to two minutes before it tries a server again that was away; this is within our own retries.
-GRPC_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 250),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # which is the time that one attempt to connect may take
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
+CONCURRENT = 8  # requests of one call that are sent at the same time, where it needs several
 
 
 class Client:
-    """Asks one server; may be shared by any number of threads.
+    """Asks one server, or all that one name stands for; may be shared by any number of threads.
 
     Args:
-        url: host:port of the server's gRPC or HTTP endpoint.
+        url: host:port of the server's gRPC or HTTP endpoint, perhaps with a scheme http, https, grpc or grpcs. For gRPC
+            also dns:///name:port, ipv4:a.b.c.d:port,e.f.g.h:port, ipv6:[...]:port or unix:/path; calls go to all
+            addresses of a name or list in turn.
         protocol: "grpc" or "http".
-        model: name of the served model.
-        timeout: default deadline of a call in seconds, over all its chunks and retries.
-        retries: how often a request is repeated, with growing pauses, when the server is away, busy or between
-            versions. That is safe because a search changes nothing on the server. Nothing else is repeated: a request
-            that failed or ran out of time would only do so again.
-        tls: keys for an encrypted connection, or True for the system's; taken from an https:// or grpcs:// url.
-        headers: sent with every request, e.g. {"authorization": "Bearer ..."}.
+        options: the others, see `trieton_client.arguments.ClientArguments`: model, timeout, retries, tls, headers and
+            pool_size.
 
-    Threads: gRPC calls of all threads share one connection. Over HTTP each call takes a connection from a pool, which
-    keeps up to `pool_size` of them open (tritonclient's own HTTP client must not be shared, so only its message format
-    is used). Under gevent (as in Locust) call `grpc.experimental.gevent.init_gevent()` before the first gRPC client is
-    made; without it one call blocks all greenlets. Not usable across fork(): make the client in the child.
+    Raises:
+        ValueError: an option that cannot be right, by name.
+
+    Threads: gRPC calls of all threads share one connection per server. Over HTTP each call takes a connection from a
+    pool, which keeps up to `pool_size` of them open (tritonclient's own HTTP client must not be shared, so only its
+    message format is used). Under gevent (as in Locust) call `grpc.experimental.gevent.init_gevent()` before the first
+    gRPC client is used; without it one call blocks all greenlets. A client that has been used cannot be used in a
+    forked child: it says so; make another one there.
     """
 
-    def __init__(
-        self,
-        url: str,
-        protocol: str = "grpc",
-        *,
-        model: str = MODEL,
-        timeout: float = 10.0,
-        retries: int = 3,
-        tls: Tls | bool | None = None,
-        headers: dict[str, str] | None = None,
-        pool_size: int = 16,
-    ):
-        self._options = Options.checked(
-            url, protocol, model=model, timeout=timeout, retries=retries, tls=tls, headers=headers
-        )
-        self._wire: _Wire = _Grpc(self._options) if protocol == "grpc" else _Http(self._options, pool_size)
+    def __init__(self, url: str, protocol: str = "grpc", **options: "Unpack[ClientArguments]"):
+        self._options = Options.checked(url, protocol, **options)
+        self._wire: _Wire | None = None
+        self._process = 0  # in which the wire was made
         self._facts: ModelFacts | None = None
+        self._met = False  # whether the server has ever answered
+        self._closed = False
 
     @overload
     def retrieve(
-        self,
-        history: "Ids | None" = None,
-        num_results: int = 10,
-        *,
-        constraint: str | None = None,
-        include: Any = None,
-        exclude: Any = None,
-        beam_width: int | None = None,
-        input_ids: Any = None,
-        timeout: float | None = None,
-        headers: dict[str, str] | None = None,
+        self, history: "Ids | None" = None, num_results: int = 10, **arguments: "Unpack[RetrieveArguments]"
     ) -> Results: ...
 
     @overload
     def retrieve(
-        self,
-        history: "list[Ids] | None" = None,
-        num_results: int = 10,
-        *,
-        constraint: str | None = None,
-        include: Any = None,
-        exclude: Any = None,
-        beam_width: int | None = None,
-        input_ids: Any = None,
-        timeout: float | None = None,
-        headers: dict[str, str] | None = None,
+        self, history: "Sequence[Ids] | None" = None, num_results: int = 10, **arguments: "Unpack[RetrieveArguments]"
     ) -> list[Results]: ...
 
-    def retrieve(
-        self,
-        history: Any = None,
-        num_results: int = 10,
-        *,
-        constraint: str | None = None,
-        include: Any = None,
-        exclude: Any = None,
-        beam_width: int | None = None,
-        input_ids: Any = None,
-        timeout: float | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> Any:
+    def retrieve(self, history: Any = None, num_results: int = 10, **arguments: "Unpack[RetrieveArguments]") -> Any:
         """The best items for one history, or for each of a list of histories.
 
         Args:
             history: item ids (int or str, as the catalogue has them), oldest first; or a list of such histories, sent
                 in requests of at most the model's batch size.
             num_results: items wanted per history.
-            constraint: expression over the version's named sets, e.g. "fresh and not adult".
-            include: only these items may be returned: one list, or one per history.
-            exclude: these items are never returned: one list, or one per history.
-            beam_width: prefixes that survive each level; the server's default when None.
-            input_ids: raw prompt tokens instead of `history`, in the same two forms.
-            timeout: deadline in seconds; the client's default when None.
-            headers: of this call, beside those of the client, e.g. {"traceparent": ...}.
+            arguments: the others, see `trieton_client.arguments.RetrieveArguments`: constraint, include, exclude,
+                beam_width, strict, input_ids, timeout, headers and return_errors.
 
         Returns:
             Results, or a list of Results in the order of the histories.
@@ -133,52 +91,108 @@ class Client:
             InvalidRequestError: something about the request, with the server's reason.
             NotFoundError, UnavailableError, DeadlineError, ServerError: see `trieton_client.errors`.
         """
-        call = Call.checked(
-            history,
-            input_ids=input_ids,
-            num_results=num_results,
-            beam_width=beam_width,
-            constraint=constraint,
-            include=include,
-            exclude=exclude,
-        )
-        deadline = Deadline(self._options.timeout if timeout is None else timeout, self._options.where)
-        facts = self._described(deadline)
-        infer = partial(self._wire.infer, parameters=call.parameters, headers=self._options.headers | (headers or {}))
-        results: list[Results] = []
-        for chunk in call.chunks(facts):
-            results += self._repeat(partial(infer, chunk), deadline)
-        return results[0] if call.single else results
+        call = Call.checked(history, num_results, **arguments)
+        deadline = self._deadline(call.timeout)
+        groups = call.groups(self._known(deadline))
 
-    def describe(self, timeout: float | None = None) -> ModelFacts:
-        """What the server says about the model: its batch size, and whether item ids are strings.
+        def send(group: list[Chunk]) -> list[tuple[Chunk, Sequence[Results | ClientError]]]:
+            return [(chunk, self._entries(chunk, call, deadline)) for chunk in group]
+
+        if len(groups) == 1:
+            return call.arranged(send(groups[0]))
+        with ThreadPoolExecutor(min(CONCURRENT, len(groups))) as threads:
+            return call.arranged([answer for answers in threads.map(send, groups) for answer in answers])
+
+    def describe(self, timeout: float | None = None) -> dict[str, Any]:
+        """What the served version says about itself: item ids, named sets, limits, retriever, prompt, parameters.
 
         Raises:
+            InvalidRequestError: the version is too old to describe itself.
             NotFoundError, UnavailableError, DeadlineError: as `retrieve`.
         """
-        return self._described(Deadline(self._options.timeout if timeout is None else timeout, self._options.where))
+        deadline = self._deadline(timeout)
+        request = description_request(self._known(deadline))
+        return self._repeat(lambda seconds: self._opened().describe(request, seconds), deadline)
 
-    def _described(self, deadline: Deadline) -> ModelFacts:
+    def facts(self, timeout: float | None = None) -> ModelFacts:
+        """What the client itself knows of the model: its batch size, and whether item ids are strings."""
+        return self._known(self._deadline(timeout))
+
+    def answered(self, timeout: float | None = None) -> dict[str, int]:
+        """{version: requests answered so far}, by the server's statistics: the model itself is not asked."""
+        return self._repeat(lambda seconds: self._opened().answered(seconds), self._deadline(timeout))
+
+    def _entries(self, chunk: Chunk, call: Call, deadline: Deadline) -> Sequence[Results | ClientError]:
+        """The answer to one request, row by row. An error of the whole request is raised, or given to each row."""
+        headers = {**self._options.headers, **call.headers}
+        try:
+            return self._repeat(lambda seconds: self._opened().infer(chunk, seconds, headers=headers), deadline)
+        except ClientError as error:
+            if call.return_errors:
+                return [error] * chunk.rows
+            raise chunk.named(error) from None
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        """The start of every call."""
+        where = self._options.where
+        if self._closed:
+            raise ClientError("this client is closed", where=where)
+        if self._wire is not None and self._process != os.getpid():
+            raise ClientError(
+                f"this client was used in process {self._process} before the fork; make another one in the child",
+                where=where,
+            )
+        return Deadline(self._options.timeout if timeout is None else timeout, where)
+
+    def _opened(self) -> "_Wire":
+        wire = self._wire
+        if wire is None:  # two threads may both get here; what the slower one makes has opened nothing yet
+            if self._options.protocol == "grpc":
+                wire = _Grpc(self._options)
+            else:
+                from trieton_client.http_wire import HttpWire
+
+                wire = HttpWire(self._options)
+            if self._wire is None:
+                self._wire, self._process = wire, os.getpid()
+            wire = self._wire
+        return wire
+
+    def _known(self, deadline: Deadline) -> ModelFacts:
         facts = self._facts  # read once: another thread may forget it meanwhile
         if facts is None:
-            facts = self._facts = self._repeat(self._wire.facts, deadline)
+            facts = self._facts = self._repeat(lambda seconds: self._opened().facts(seconds), deadline)
         return facts
 
     def _repeat(self, ask: Callable[[float], Answer], deadline: Deadline) -> Answer:
         for attempt in range(self._options.retries + 1):
             try:
-                return ask(deadline.remaining())
-            except UnavailableError:
+                answer = ask(deadline.remaining())
+                self._met = True
+                return answer
+            except ClientError as error:
+                if self._closed:
+                    raise ClientError("this client was closed while the call ran", where=error.where) from None
+                if not isinstance(error, UnavailableError):
+                    raise
                 self._facts = None  # whoever comes back may be configured differently
                 pause = deadline.pause(attempt)
                 if attempt == self._options.retries or pause is None:
-                    raise
+                    raise error if self._met else self._explained(error, deadline) from None
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
+    def _explained(self, error: UnavailableError, deadline: Deadline) -> UnavailableError:
+        """Who never answered may be something else than a server of this protocol."""
+        options = self._options
+        mix_up = options.address.mix_up(options.protocol, options.tls is not None, deadline.patience())
+        return UnavailableError(error.reason + mix_up, where=error.where)
+
     def close(self) -> None:
-        """Close all connections; calls in flight fail."""
-        self._wire.close()
+        """Close all connections; calls in flight fail, and so does every call from now on."""
+        self._closed = True
+        if self._wire is not None and self._process == os.getpid():
+            self._wire.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -192,7 +206,11 @@ class _Wire(Protocol):
 
     def facts(self, timeout: float) -> ModelFacts: ...
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]: ...
+    def answered(self, timeout: float) -> dict[str, int]: ...
+
+    def describe(self, request: Chunk, timeout: float) -> dict[str, Any]: ...
+
+    def infer(self, chunk: Chunk, timeout: float, *, headers: dict[str, str]) -> Sequence[Results | ClientError]: ...
 
     def close(self) -> None: ...
 
@@ -201,121 +219,62 @@ class _Grpc:
     def __init__(self, options: Options):
         self.options = options
         tls = options.tls.grpc() if options.tls else {}
-        self.client = tritonclient.grpc.InferenceServerClient(options.url, channel_args=GRPC_OPTIONS, **tls)
+        self.lines = Lines(
+            partial(
+                tritonclient.grpc.InferenceServerClient,
+                options.address.target,
+                channel_args=channel_options(options.address),
+                **tls,
+            )
+        )
 
     def facts(self, timeout: float) -> ModelFacts:
-        try:
-            config = self.client.get_model_config(
-                self.options.model, headers=self.options.headers, client_timeout=timeout
-            ).config
-        except InferenceServerException as failure:
-            raise error_from(failure, self.options.where) from None
-        return ModelFacts.from_config(MessageToDict(config, preserving_proto_field_name=True))
+        model, headers = self.options.model, self.options.headers
+        answer = self._ask(lambda client: client.get_model_config(model, headers=headers, client_timeout=timeout))
+        return ModelFacts.from_config(MessageToDict(answer.config, preserving_proto_field_name=True))
 
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
-        try:
-            response = self.client.infer(
-                self.options.model,
-                chunk.inputs(tritonclient.grpc),
-                parameters=parameters,
-                headers=headers,
-                client_timeout=timeout,
-            )
-        except InferenceServerException as failure:
-            raise error_from(failure, self.options.where) from None
+    def answered(self, timeout: float) -> dict[str, int]:
+        model, headers = self.options.model, self.options.headers
+        answer = self._ask(
+            lambda client: client.get_inference_statistics(model, headers=headers, client_timeout=timeout)
+        )
+        return count_answers(MessageToDict(answer, preserving_proto_field_name=True))
+
+    def describe(self, request: Chunk, timeout: float) -> dict[str, Any]:
+        return read_description(self._infer(request, timeout, self.options.headers), self.options.where)
+
+    def infer(self, chunk: Chunk, timeout: float, *, headers: dict[str, str]) -> Sequence[Results | ClientError]:
+        response = self._infer(chunk, timeout, headers)
         return read_results(response, chunk.rows, response.get_response().model_version)
 
-    def close(self) -> None:
-        self.client.close()
-
-
-class _Http:
-    """tritonclient's message format over the standard library's connections, which bound every single call.
-
-    A pool of its own, because a general HTTP client costs more per call than all the rest of this package.
-    """
-
-    def __init__(self, options: Options, pool_size: int):
-        import tritonclient.http  # brings an HTTP library of its own, which programs that speak gRPC need not load
-
-        self.triton = tritonclient.http
-        self.options = options
-        self.pool_size = pool_size
-        self.idle: deque[http.client.HTTPConnection] = deque()  # its appends and pops are safe between threads
-        self.address, slash, prefix = options.url.partition("/")
-        self.base = f"{slash}{prefix}/v2/models/{options.model}"
-        self.context = options.tls.context() if options.tls else None
-
-    def facts(self, timeout: float) -> ModelFacts:
-        return ModelFacts.from_config(json.loads(self._send("GET", "/config", None, self.options.headers, timeout)[0]))
-
-    def infer(self, chunk: Chunk, timeout: float, *, parameters: dict, headers: dict[str, str]) -> list[Results]:
-        body, header_length = self.triton.InferenceServerClient.generate_request_body(
-            chunk.inputs(self.triton), parameters=parameters
+    def _infer(self, chunk: Chunk, timeout: float, headers: dict[str, str]) -> Any:
+        inputs, model = chunk.inputs(tritonclient.grpc), self.options.model
+        return self._ask(
+            lambda client: client.infer(
+                model, inputs, parameters=chunk.parameters, headers=headers, client_timeout=timeout
+            )
         )
-        headers = {**headers, "Inference-Header-Content-Length": str(header_length)}
-        answer, answer_header_length = self._send("POST", "/infer", body, headers, timeout)
-        response = self.triton.InferenceServerClient.parse_response_body(answer, header_length=answer_header_length)
-        return read_results(response, chunk.rows, response.get_response()["model_version"])
 
-    def _send(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
-    ) -> tuple[bytes, str | None]:
-        """The body of the answer, and how much of it is JSON."""
-        where = self.options.where
-        connection = self._connection(timeout)
+    def _ask(self, ask: Callable[[Any], Any]) -> Any:
+        line = self.lines.take()
+        started = time.monotonic()
         try:
-            connection.request(method, self.base + path, body, headers)
-            response = connection.getresponse()
-            answer = response.read()
-        except TimeoutError:
-            connection.close()
-            raise DeadlineError(f"no answer within {timeout:.3g} s", where=where) from None
-        except (http.client.HTTPException, OSError) as failure:
-            connection.close()
-            raise UnavailableError(f"cannot reach the server ({failure})", where=where) from None
-        except BaseException:
-            connection.close()  # half an answer may still be in it
+            answer = ask(line.client)
+            line.heard = time.monotonic()
+            return answer
+        except InferenceServerException as failure:
+            error = error_from(failure, self.options.where, self.options.address.proxy_hint())
+            if isinstance(error, DeadlineError):
+                self.lines.silent(line, started)
+            raise error from None
+        except ValueError as failure:  # gRPC's, for a channel that has been closed meanwhile
+            if self.lines.closed:
+                raise UnavailableError(str(failure), where=self.options.where) from None
             raise
-        if len(self.idle) < self.pool_size:
-            self.idle.append(connection)
-        else:
-            connection.close()
-        if response.status != 200:
-            raise error_from(InferenceServerException(_reason(answer), status=str(response.status)), where)
-        return answer, response.headers.get("Inference-Header-Content-Length")
-
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        """An idle connection that the server has not closed meanwhile, or a new one."""
-        while self.idle:
-            try:
-                connection = self.idle.pop()
-            except IndexError:  # another thread was quicker
-                break
-            if connection.sock is not None and not _is_readable(connection.sock):
-                connection.sock.settimeout(timeout)
-                return connection
-            connection.close()
-        if self.context is None:
-            return http.client.HTTPConnection(self.address, timeout=timeout)
-        return http.client.HTTPSConnection(self.address, timeout=timeout, context=self.context)
+        finally:
+            for client in self.lines.give(line):
+                client.close()
 
     def close(self) -> None:
-        while self.idle:
-            with contextlib.suppress(IndexError):
-                self.idle.pop().close()
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    """Whether something has arrived; on an idle connection that can only be the news of its end."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-def _reason(body: bytes) -> str:
-    """The text of an error response; a proxy in between may answer with something that is not JSON."""
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:500]
+        for client in self.lines.close():
+            client.close()

@@ -2,17 +2,21 @@
 
 from tritonclient.utils import InferenceServerException
 
+NOT_JSON = "the answer is not JSON: is this the HTTP port of a Triton server (usually 8000)?"
+
 
 class ClientError(OSError):
     """Base of every error of this package; an OSError, as the errors of network clients are.
 
     Attributes:
         reason: what the server (or the connection) said, without any prefix of this package.
+        where: protocol and address of the server, empty for what was refused before anything was sent.
     """
 
     def __init__(self, reason: str, *, where: str = ""):
         super().__init__(f"{where}: {reason}" if where else reason)
         self.reason = reason
+        self.where = where
 
 
 class InvalidRequestError(ClientError, ValueError):
@@ -53,10 +57,16 @@ _KINDS: dict[str, type[ClientError]] = {
 }
 
 
-def error_from(failure: InferenceServerException, where: str) -> ClientError:
-    """The error of this package that says what `failure` of tritonclient says."""
+def error_from(failure: InferenceServerException, where: str, hint: str = "") -> ClientError:
+    """The error of this package that says what `failure` of tritonclient says.
+
+    Args:
+        hint: added where nobody was reached or nothing came back, for example the proxy in between.
+    """
     status = str(failure.status() or "").removeprefix("StatusCode.")
-    return _KINDS.get(status, ServerError)(failure.message() or status or "no reason given", where=where)
+    kind = _KINDS.get(status, ServerError)
+    text = failure.message() or status or "no reason given"
+    return kind(text + hint if kind in (UnavailableError, DeadlineError) else text, where=where)
 
 
 def row_error(text: str, row: int | None) -> ClientError:

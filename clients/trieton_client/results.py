@@ -19,6 +19,7 @@ class Results:
         certified: proven to be the true top of everything allowed, not only of the beam.
         bundle_id: the bundle that answered.
         model_version: the model version that answered.
+        num_unknown_listed: the same for the ids of `include` and `exclude`; None from a server that does not say.
     """
 
     item_ids: np.ndarray
@@ -29,6 +30,7 @@ class Results:
     certified: bool
     bundle_id: str
     model_version: str
+    num_unknown_listed: int | None = None
 
     def __len__(self) -> int:
         return self.num_results

@@ -84,7 +84,7 @@ class Bundle:
         return self.manifest["bundle_id"]
 
     def load_retriever(self, *, threads: int | None = None) -> Retriever:
-        """Start the exported retriever's engine where the index is; `threads` per operator, None lets it choose."""
+        """Start the exported retriever's engine where the index is; `threads` per operator, None takes one."""
         return Retriever.open(self.path / RETRIEVER, threads=threads, device=self.index.device.split(":")[0])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils  # exists only inside the stub
 
-from trieton.retriever.onnx import default_threads, open_session
+from trieton.retriever.onnx import DEFAULT_THREADS, open_session
 
 
 class TritonPythonModel:
@@ -14,7 +14,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the graph."""
         folder = Path(args["model_repository"]) / args["model_version"]
-        self.session = open_session(folder / "model.onnx", default_threads(folder), "cpu")
+        self.session = open_session(folder / "model.onnx", DEFAULT_THREADS, "cpu")
         self.outputs = [output.name for output in self.session.get_outputs()]
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WIDTHS = (10, 20, 50, 100)
 NUM_RESULTS = 10
 CONSTRAINTS = ("", "drama and not children", "(comedy or romance) and years_1990s and not children", "film_noir")
-console = Console(highlight=False)
+console = Console(highlight=False, width=130)
 
 
 def ask(searcher: Searcher, query: Query) -> tuple[Answer, float]:
@@ -48,7 +48,7 @@ def main() -> None:
     searcher.warm_up(1)
     people = np.linspace(0, data.num_people - 1, min(args.people, data.num_people)).astype(int)
     table = Table(title=f"True top ten of {len(people)} people at several beam widths", title_justify="left")
-    for heading in ("constraint", "films allowed", "beam", "all ten true", "true films of ten", "certified", "ms"):
+    for heading in ("constraint", "allowed", "beam", "all ten true", "true of ten", "certified", "ms"):
         table.add_column(heading, justify="left" if heading == "constraint" else "right", no_wrap=True)
     for constraint in args.constraint:
         queries = []

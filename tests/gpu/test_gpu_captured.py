@@ -61,15 +61,15 @@ def test_one_graph_answers_batches_of_other_sizes_lengths_widths_and_planes(retr
         plane_of(index, rng.random(index.num_leaves) < share, form) for share, form in ((0.5, "bits"), (0.1, "alive"))
     ]
     batches = [
-        ([9, 16, 3, 11], [8, 5, 1, 7], None),
-        ([12, 5, 7], [6, 8, 2], [planes[0], None, planes[1]]),
-        ([2, 16, 4, 4], [8, 8, 8, 8], [None, planes[1], planes[0], planes[0]]),
+        ([9, 16], [4, 1], None),
+        ([12, 5], [3, 2], [planes[0], None]),
+        ([2, 16], [4, 4], [None, planes[1]]),
     ]  # fmt: skip
     for lengths, widths, constraints in batches:
         asked = prompts(rng, lengths)
         options = {"batch_size": len(widths), "beam_width": widths, "constraints": constraints, "kernel": "gpu"}
         assert_close(captured.search(asked, widths, constraints), beam_search(retriever.start(asked), index, **options))
-    assert list(captured._graphs) == [Bucket(4, 16, 8)]
+    assert list(captured._graphs) == [Bucket(2, 16, 4)]
 
 
 def test_a_result_stays_as_it_is_when_the_graph_runs_again(retriever, index):
@@ -111,8 +111,8 @@ def test_queries_of_a_bundle_are_answered_in_one_launch(folder, tmp_path, monkey
         monkeypatch.setattr(Searcher, "_captured_search", lambda self: CapturedSearch(self.retriever, self.index))
     searcher = Searcher(Bundle.open(tmp_path / "bundle", device=DEVICE), kernel="gpu")
     queries = [
-        Query(ids[:3], num_results=4, beam_width=6, constraint="even"),
-        Query(ids[3:9], num_results=2, beam_width=8, exclude=ids[:50]),
+        Query(ids[:3], num_results=4, beam_width=4, constraint="even"),
+        Query(ids[3:9], num_results=2, beam_width=3, exclude=ids[:50]),
     ]
     answers = searcher.search(queries)
     assert searcher.totals.levels == 2 * index.num_levels

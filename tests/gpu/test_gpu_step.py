@@ -17,9 +17,9 @@ from trieton_builder.indexing.trie import build_index
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA GPU here; tests/test_kernels_gpu.py interprets these", allow_module_level=True)
-CASES = 30 if ON_GPU else 10  # most of it is compiling on a GPU, and interpreting elsewhere
+CASES = 30 if ON_GPU else 4  # most of it is compiling on a GPU, and interpreting elsewhere
 LARGEST = 2049 if ON_GPU else 257
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter has no device to wait for")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter has no device to wait for, and is slow")
 
 
 @pytest.fixture
@@ -90,6 +90,43 @@ def test_more_children_than_one_block_sorts_are_merged(device_index, monkeypatch
     index = build_index(np.stack([rng.permutation(LARGEST), rng.integers(0, 3, LARGEST)], 1), codebook_sizes=sizes)
     planes = [plane_of(index, rng.random(index.num_leaves) < 0.7, "bits")]
     compare(index, device_index(index), [oracle.ToyModel(sizes)], [9], planes)
+
+
+@pytest.mark.case("W39")
+@pytest.mark.parametrize(
+    ("beam", "children"),
+    [
+        pytest.param(512, 2048, marks=needs_gpu),
+        (600, 1500),
+        pytest.param(1100, 3000, marks=needs_gpu),
+    ],
+)
+def test_a_wide_beam_over_many_children_keeps_the_best_of_every_block(beam, children, device_index):
+    index = build_index(np.arange(children)[:, None], codebook_sizes=(children,))
+    mask = np.random.default_rng(beam).random(children) < 0.9
+    planes = [plane_of(index, mask, "bits")]
+    compare(index, device_index(index), [oracle.ToyModel((children,))], [beam], planes)
+
+
+@pytest.mark.case("W39")
+@pytest.mark.parametrize(("beam", "block"), [(3, 4), (4, 4), (5, 4), (8, 4), (15, 16), (16, 16)])
+def test_beams_children_and_blocks_around_powers_of_two(beam, block, device_index, monkeypatch):
+    from trieton.search.kernels import gpu
+
+    monkeypatch.setattr(gpu, "MAX_SORT", block)
+    for children in (block - 1, block, block + 1, 2 * block, 2 * block + 1, 4 * block + 3):
+        codes = np.stack(np.meshgrid(np.arange(2), np.arange(children), indexing="ij"), -1).reshape(-1, 2)
+        index = build_index(codes, codebook_sizes=(2, children))
+        compare(index, device_index(index), [oracle.ToyModel((2, children), seed=children)], [beam])
+
+
+@pytest.mark.case("W39")
+def test_a_beam_wider_than_the_kernel_is_made_for_is_refused_by_name(device_index):
+    from trieton.search.kernels.gpu import MAX_BEAM
+
+    index = device_index(build_index(np.arange(4)[:, None], codebook_sizes=(4,)))
+    with pytest.raises(ValueError, match=f"beam_width: the gpu kernel takes at most {MAX_BEAM}, got {MAX_BEAM + 1}"):
+        beam_search(lambda *_: None, index, batch_size=1, beam_width=MAX_BEAM + 1, kernel="gpu")
 
 
 @pytest.mark.parametrize("form", ["bits", "alive"])

@@ -108,7 +108,7 @@ $queue_policy}
 
 instance_group [
   {
-    # Each instance is a process of its own. On a CPU they share the mapped index, and the cores (see `threads`).
+    # Each instance is a process of its own. On a CPU they share the mapped index.
     kind: $instance_kind
     count: $instances
   }
@@ -130,7 +130,8 @@ parameters [
   { key: "max_list_items" value: { string_value: "$max_list_items" } },
   # Kernel of the constrained step: auto, torch, cpu or gpu.
   { key: "kernel" value: { string_value: "$kernel" } },
-  # Threads of one instance; 0 divides the cores that the server may use by the number of instances.
+  # Threads of one operator of an instance. More than one helps only where cores stand idle; never more than the
+  # container may use are taken.
   { key: "threads" value: { string_value: "$threads" } }
 ]
 """)
@@ -187,7 +188,7 @@ def render_config(
     max_list_items: int = 10_000,
     max_queue_size: int = 0,
     kernel: str = "auto",
-    threads: int = 0,
+    threads: int = 1,
 ) -> str:
     """The config.pbtxt of `generative_retriever`.
 
@@ -196,7 +197,7 @@ def render_config(
         text_ids: item ids of the catalogue are strings (else int64).
         device: "cpu", or "gpu" for one group of instances per visible GPU.
         max_queue_size: requests that may wait; 0 sets no bound, see the comment in the result.
-        threads: per instance; 0 divides the cores by the number of instances.
+        threads: of one operator, per instance; 0 is 1.
 
     Raises:
         ValueError: a number that is not positive, a default above its maximum, an unknown device or kernel.

@@ -8,13 +8,13 @@ import polars as pl
 from trieton.index.catalog import MAX_ID_BYTES
 from trieton.retriever.spec import TokenMap
 
+from trieton_builder.catalogue.code_text import CodeText
+from trieton_builder.catalogue.faults import CatalogError, fault
 from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.catalogue.set_lists import LISTS, add_names, as_lists, numbered
 
+NO_ITEM = -1  # pads the ids of an answer
 TRUE, FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
-
-
-class CatalogError(ValueError):
-    """A catalogue file that cannot be used: names the file, and column and row where they are known."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Columns:
     code_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        if self.code_pattern is None:
-            return
-        try:
-            groups = len(pl.Series([""]).str.extract_groups(self.code_pattern).struct.fields)
-        except pl.exceptions.PolarsError as error:
-            said = str(error).splitlines()
-            reason = next((line for line in said if line.startswith("error: ")), said[0]).removeprefix("error: ")
-            raise ValueError(f"code_pattern {self.code_pattern!r}: no regular expression: {reason}") from None
-        if groups != 1:
-            raise ValueError(
-                rf"code_pattern {self.code_pattern!r}: expected one group, around the number, as in '<\w_(\d+)>'; "
-                f"got {groups}"
-            )
+        named = {
+            "codes": self.codes,
+            "item_id": (self.item_id,),
+            "set": self.set_columns,
+            "set_names": (self.set_names,),
+        }
+        for what, names in named.items():
+            if any(name is not None and not name.strip() for name in names):
+                raise ValueError(f"{what}: expected the name of a column, got an empty one")
+        if not self.set_separator.strip():
+            raise ValueError(f"set_separator: expected a character between names, got {self.set_separator!r}")
+        if self.code_pattern is not None:
+            CodeText(self.code_pattern)
 
     def code_columns(self, file: Path, schema: pl.Schema, num_levels: int) -> list[str]:
         """The columns with codes: one, or one per level."""
@@ -83,15 +83,14 @@ class Columns:
         """Refuse a file that lacks a column or has one of another type."""
         for name in self.needed(file, schema, num_levels):
             if name not in schema:
-                there = ", ".join(schema) or "no columns"
-                raise CatalogError(f"{file}: column {name!r}: missing; the file has {there}")
+                raise CatalogError(f"{file}: column {name!r}: missing; {what_there_is(file, schema, name)}")
         for name in self.set_columns:
             if not may_be_set(schema[name]):
                 raise CatalogError(f"{file}: column {name!r}: expected booleans, or 0 and 1, got {schema[name]}")
 
-    def ids_are_text(self, file: Path, dtype: pl.DataType) -> bool:
-        """Whether the item ids of a file with such a column are strings."""
-        if file.suffix.lower() in (".csv", ".json"):
+    def ids_are_text(self, file: Path, dtype: pl.DataType, *, typed: bool) -> bool:
+        """Whether the item ids of a file with such a column are strings; `typed`: whether the column's type says it."""
+        if not typed:
             return self.text_ids
         if dtype.is_integer():
             if self.text_ids:
@@ -103,29 +102,38 @@ class Columns:
 
 
 def read_codes(
-    part: pl.DataFrame, file: Path, row: int, columns: Columns, layout: KeyLayout, token_map: TokenMap | None
+    part: pl.DataFrame,
+    file: Path,
+    row: int,
+    columns: Columns,
+    layout: KeyLayout,
+    token_map: TokenMap | None,
+    text: CodeText | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Codes int64 [n, num_levels] of a batch that starts at `row` of `file`, and lengths int64 [n] where they vary.
+
+    `text` reads what `columns.code_pattern` describes, and is the same for all batches.
 
     Level-local codes are not yet compared with their codebooks; tokens are, while they are mapped to codes.
     """
     names = columns.code_columns(file, part.schema, layout.num_levels)
     if len(names) == 1 and (layout.num_levels > 1 or not part[names[0]].dtype.is_integer()):
-        codes, lengths = _from_lists(part[names[0]], file, row, columns, layout.num_levels)
+        codes, lengths = _from_lists(part[names[0]], file, row, columns, layout.num_levels, text)
     else:
-        codes, lengths = _from_levels([part[name] for name in names], file, row, columns)
+        codes, lengths = _from_levels([part[name] for name in names], file, row, columns, text)
     if token_map is not None:
         codes, lengths = _from_tokens(codes, lengths, token_map, names, file, row, columns.variable_length)
     return codes, lengths
 
 
 def _from_levels(
-    series: list[pl.Series], file: Path, row: int, columns: Columns
+    series: list[pl.Series], file: Path, row: int, columns: Columns, text: CodeText | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     present = np.ones((len(series[0]), len(series)), np.bool_)
     codes = np.zeros(present.shape, np.int64)
     for level, column in enumerate(series):
-        numbers = _integers(column, file, row, columns.code_pattern)
+        rows = np.arange(len(column))
+        numbers = _integers(column, file, row, rows, np.full(len(column), level), text)
         if numbers.null_count():
             present[:, level] = numbers.is_not_null().to_numpy()
             if not columns.variable_length or level == 0:
@@ -141,13 +149,15 @@ def _from_levels(
 
 
 def _from_lists(
-    series: pl.Series, file: Path, row: int, columns: Columns, num_levels: int
+    series: pl.Series, file: Path, row: int, columns: Columns, num_levels: int, text: CodeText | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     name = series.name
     if isinstance(series.dtype, pl.Array):
         series = series.arr.to_list()
     if series.dtype == pl.String:
-        series = _split_text(series, file, row, columns.code_pattern)
+        series = _split_text(series, file, row, text)
+    if series.dtype == pl.Null:
+        series = series.cast(pl.List(pl.Int64))
     if not isinstance(series.dtype, pl.List):
         raise fault(file, name, row, f"expected a list of {num_levels} codes, got {series.dtype} {series[0]!r}")
     if series.null_count():
@@ -162,7 +172,8 @@ def _from_lists(
         raise fault(file, name, row + at, f"expected {what} codes, got {lengths[at]}{hint}")
     owners = np.repeat(np.arange(len(series)), lengths)
     flat = series.explode(empty_as_null=False) if len(series) else pl.Series(name, [], pl.Int64)
-    numbers = _integers(flat, file, row, columns.code_pattern, owners)
+    levels = np.arange(len(flat)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    numbers = _integers(flat, file, row, owners, levels, text)
     if numbers.null_count():
         at = int(owners[int(numbers.is_null().arg_max() or 0)])
         raise fault(file, name, row + at, "a code is missing")
@@ -171,26 +182,28 @@ def _from_lists(
     return codes, (lengths if (lengths < num_levels).any() else None)
 
 
-def _split_text(series: pl.Series, file: Path, row: int, pattern: str | None) -> pl.Series:
+def _split_text(series: pl.Series, file: Path, row: int, text: CodeText | None) -> pl.Series:
     """Lists from text: `[1, 2, 3]`, `1 2 3`, or with a pattern `<a_1><b_2>`."""
-    if pattern is not None:
-        left = series.str.replace_all(pattern, "").str.strip_chars(" [],")
-        rest = (left != "").fill_null(False)
-        if rest.any():
-            at = int(rest.arg_max() or 0)
-            raise fault(file, series.name, row + at, f"expected codes like {pattern}, got {series[at]!r}")
-        return series.str.extract_all(pattern)
-    return series.str.strip_chars(" []").str.replace_all(r"\s*,\s*|\s+", " ").str.split(" ")
+    if text is None:
+        return series.str.strip_chars(" []").str.replace_all(r"\s*,\s*|\s+", " ").str.split(" ")
+    lists, odd = text.split(series)
+    if odd is not None:
+        raise fault(file, series.name, row + odd, f"expected codes like {text.pattern}, got {series[odd]!r}")
+    return lists
 
 
 def _integers(
-    series: pl.Series, file: Path, row: int, pattern: str | None = None, owners: np.ndarray | None = None
+    series: pl.Series, file: Path, row: int, owners: np.ndarray, levels: np.ndarray, text: CodeText | None
 ) -> pl.Series:
-    """Int64 of an integer column, or of text that holds integers; nulls stay."""
+    """Int64 of an integer column, or of text that holds integers; nulls stay.
+
+    Args:
+        owners: the row of each value, counted from `row`, and `levels` its level.
+    """
     if series.dtype.is_integer():
         numbers = series.cast(pl.Int64, strict=False)
     elif series.dtype == pl.String:
-        numbers = (series if pattern is None else series.str.extract(pattern, 1)).cast(pl.Int64, strict=False)
+        numbers = series.cast(pl.Int64, strict=False) if text is None else text.numbers(series)
     elif series.dtype == pl.Null:
         return series.cast(pl.Int64)
     else:
@@ -200,9 +213,13 @@ def _integers(
     failed = numbers.is_null() & series.is_not_null()
     if failed.any():
         at = int(failed.arg_max() or 0)
-        place = at if owners is None else int(owners[at])
-        what = "an integer of 64 bits" if pattern is None else f"a code like {pattern}"
-        raise fault(file, series.name, row + place, f"expected {what}, got {series[at]!r}")
+        what = "an integer of 64 bits" if text is None else f"a code like {text.pattern}"
+        raise fault(file, series.name, row + int(owners[at]), f"expected {what}, got {series[at]!r}")
+    if text is not None and series.dtype == pl.String:
+        there = np.flatnonzero(series.is_not_null().to_numpy())
+        if wrong := text.check_levels(series.drop_nulls(), levels[there]):
+            at, what = wrong
+            raise fault(file, series.name, row + int(owners[there[at]]), what)
     return numbers
 
 
@@ -250,18 +267,19 @@ def _from_tokens(
     return codes, lengths
 
 
-def read_ids(part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool) -> tuple[pl.Series, int]:
-    """Item ids Int64 or String, and the bytes of the longest text id."""
+def read_ids(
+    part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool, typed: bool = True
+) -> tuple[pl.Series, int]:
+    """Item ids Int64 or String, and the bytes of the longest text id.
+
+    `typed`: whether the type of the column says what its values are. Without it blanks around an id may be the
+    writer's or the id's, and are refused; so is a number that is not written as numbers are, such as 007.
+    """
     series = part[name]
     if series.null_count():
         raise fault(file, name, row + int(series.is_null().arg_max() or 0), "the item id is missing")
     if not text:
-        numbers = series.cast(pl.Int64, strict=False)
-        if numbers.null_count():
-            at = int(numbers.is_null().arg_max() or 0)
-            hint = "; strings have to be declared" if series.dtype == pl.String else ""
-            raise fault(file, name, row + at, f"expected an integer item id of 64 bits, got {series[at]!r}{hint}")
-        return numbers, 0
+        return _integer_ids(series, file, row), 0
     series = series.cast(pl.String)
     sizes = series.str.len_bytes()
     wrong = (sizes == 0) | (sizes > MAX_ID_BYTES) | series.str.contains("\0", literal=True)
@@ -269,12 +287,38 @@ def read_ids(part: pl.DataFrame, file: Path, row: int, name: str, *, text: bool)
         at = int(wrong.arg_max() or 0)
         got = f"{series[at][:40]!r} ({sizes[at]} bytes)"
         raise fault(file, name, row + at, f"expected an item id of 1 to {MAX_ID_BYTES} bytes without NUL, got {got}")
+    blanks = series != series.str.strip_chars()
+    if not typed and blanks.any():
+        at = int(blanks.arg_max() or 0)
+        raise fault(file, name, row + at, f"expected an item id without blanks around it, got {series[at]!r}")
     return series, int(sizes.max() or 0)
+
+
+def _integer_ids(series: pl.Series, file: Path, row: int) -> pl.Series:
+    numbers = series.cast(pl.Int64, strict=False)
+    wrong = numbers.is_null()
+    if series.dtype == pl.String:  # the cast takes 007 and +7 for 7
+        wrong |= numbers.cast(pl.String).ne_missing(series)
+    if wrong.any():
+        at = int(wrong.arg_max() or 0)
+        hint = "; strings have to be declared" if series.dtype == pl.String else ""
+        raise fault(file, series.name, row + at, f"expected an integer item id of 64 bits, got {series[at]!r}{hint}")
+    if (numbers == NO_ITEM).any():
+        at = int((numbers == NO_ITEM).arg_max() or 0)
+        raise fault(
+            file, series.name, row + at, f"{NO_ITEM} is no item id: in an answer it means that there is no item"
+        )
+    return numbers
 
 
 def may_be_set(dtype: pl.DataType) -> bool:
     """Whether a column of this type can be a named set, see `as_booleans`."""
-    return dtype == pl.Boolean or dtype == pl.String or dtype.is_integer()
+    return dtype in (pl.Boolean, pl.String, pl.Null) or dtype.is_integer()
+
+
+def holds_nothing(dtype: pl.DataType) -> bool:
+    """Whether a column of this type holds nulls and empty lists only: a part of a table in which nothing was set."""
+    return dtype == pl.Null or (isinstance(dtype, pl.List) and dtype.inner == pl.Null)
 
 
 def as_booleans(series: pl.Series, file: Path, row: int = 0) -> pl.Series:
@@ -285,8 +329,8 @@ def as_booleans(series: pl.Series, file: Path, row: int = 0) -> pl.Series:
     """
     if series.null_count():
         raise fault(file, series.name, row + int(series.is_null().arg_max() or 0), "the value is missing")
-    if series.dtype == pl.Boolean:
-        return series
+    if series.dtype in (pl.Boolean, pl.Null):
+        return series.cast(pl.Boolean)
     known = series.is_in([0, 1] if series.dtype.is_integer() else [*TRUE, *FALSE])
     if not known.all():
         at = int(known.arg_min() or 0)
@@ -302,43 +346,30 @@ def says_true_or_false(series: pl.Series) -> bool:
     return series.dtype == pl.Boolean
 
 
-def set_members(part: pl.DataFrame, file: Path, columns: Columns) -> set[str]:
-    """Names in the column of set names."""
-    lists = _name_lists(part, file, columns)
-    return set(lists.explode().drop_nulls().unique().to_list()) - {""}
+def add_set_names(known: set[str], part: pl.DataFrame, file: Path, row: int, columns: Columns) -> int:
+    """Add the names in the column of set names to `known`; returns how many memberships they make."""
+    lists = as_lists(part[columns.set_names or ""], columns.set_separator, file, row)
+    return add_names(known, lists, file, row)
 
 
 def read_sets(
     part: pl.DataFrame, file: Path, row: int, columns: Columns, names: tuple[str, ...]
-) -> dict[str, np.ndarray]:
-    """bool [n] per named set."""
-    masks: dict[str, np.ndarray] = {}
-    for name in columns.set_columns:
-        masks[name] = as_booleans(part[name], file, row).to_numpy()
+) -> dict[str, pl.Series]:
+    """The sets of a batch: `set{number}` Boolean per column of booleans, and `sets` List(Int32) of the listed ones."""
+    number = {name: i for i, name in enumerate(names)}
+    held = {f"set{number[name]}": as_booleans(part[name], file, row) for name in columns.set_columns}
     if columns.set_names is not None:
-        lists = _name_lists(part, file, columns).fill_null([])
-        owners = np.repeat(np.arange(len(part)), lists.list.len().to_numpy())
-        members = lists.explode(empty_as_null=False).to_list() if len(owners) else []
-        listed = [name for name in names if name not in masks]
-        number = {name: i for i, name in enumerate(listed)}
-        table = np.zeros((len(listed), len(part)), np.bool_)
-        kept = [(number[name], owner) for name, owner in zip(members, owners.tolist(), strict=True) if name in number]
-        if kept:
-            table[tuple(np.array(kept).T)] = True
-        masks |= dict(zip(listed, table, strict=True))
-    return masks
+        held[LISTS] = numbered(as_lists(part[columns.set_names], columns.set_separator, file, row), names, file)
+    return held
 
 
-def _name_lists(part: pl.DataFrame, file: Path, columns: Columns) -> pl.Series:
-    series = part[columns.set_names or ""]
-    if series.dtype == pl.String:
-        series = series.str.split(columns.set_separator)
-        return series.list.eval(pl.element().str.strip_chars())
-    if series.dtype != pl.List(pl.String):
-        raise CatalogError(f"{file}: column {series.name!r}: expected text or lists of text, got {series.dtype}")
-    return series
-
-
-def fault(file: Path, column: str, row: int, what: str) -> CatalogError:
-    """What is wrong with one row of a column."""
-    return CatalogError(f"{file}: column {column!r}: row {row}: {what}")
+def what_there_is(file: Path, schema: pl.Schema, name: str) -> str:
+    """Why a column may be missing."""
+    there = ", ".join(column if column.isprintable() else repr(column) for column in schema) or "no columns"
+    folder = next((part for part in reversed(file.parent.parts) if part.startswith(f"{name}=")), None)
+    if folder:
+        return f"the file has {there}; to read the folder {folder!r} as a column, name a folder above it"
+    separator = next((mark for mark in (";", "\t", "|") if len(schema) == 1 and mark in there), None)
+    if separator:
+        return f"the file has {there}; it is separated by {separator!r}, expected commas"
+    return f"the file has {there}"

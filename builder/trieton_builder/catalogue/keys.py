@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba
 import numpy as np
+from trieton.compiled import cached_njit
 
 KEY_BITS = 63
 MAX_CODEBOOK = np.iinfo(np.int32).max - 1  # codes travel as int32, and the end code stands behind the last one
@@ -87,7 +87,7 @@ class KeyLayout:
         return np.ascontiguousarray(((keys[key] >> shift[:, None]) & mask[:, None]).T)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _pack(codes, lengths, sizes, places, keys):
     bad, bad_row, bad_level = 0, -1, -1
     keys[:] = 0

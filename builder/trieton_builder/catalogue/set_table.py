@@ -1,17 +1,20 @@
 """Named sets from a table: a column of item ids beside boolean columns, or a column of lists of set names."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from trieton.index.catalog import Catalog
-from trieton.index.named_sets import NamedSets, positions_type, stored_as_bits
+from trieton.index.named_sets import NamedSets, check_set_names, name_fault, positions_type, stored_as_bits
 from trieton.index.static_index import StaticIndex
 
 from trieton_builder.catalogue.columns import FALSE, TRUE, as_booleans, fault, may_be_set
+from trieton_builder.catalogue.set_lists import add_names, as_lists, holds_names, numbered
+from trieton_builder.catalogue.tables import read_table
 
-SEPARATOR = "|"  # between set names in text
+SHOWN_IDS = 5  # of items that only one side knows
 
 
 @dataclass(frozen=True)
@@ -23,72 +26,106 @@ class SetTable:
         num_rows: rows of the table.
         num_unknown: rows whose item the version does not have; they count for nothing.
         num_missing: items of the version that the table does not have; they are in none of its sets.
+        unknown_ids, missing_ids: the first few of those.
+        empty_columns: columns of lists in which no item of the version has a set.
     """
 
     sets: NamedSets
     num_rows: int
     num_unknown: int
     num_missing: int
+    unknown_ids: tuple[int | str, ...] = ()
+    missing_ids: tuple[int | str, ...] = ()
+    empty_columns: tuple[str, ...] = ()
 
 
-def read_set_table(path: str | Path, index: StaticIndex, *, id_column: str = "item_id") -> SetTable:
-    """Read named sets for the items of `index` from a Parquet or CSV file.
+def read_set_table(
+    path: str | Path,
+    index: StaticIndex,
+    *,
+    id_column: str = "item_id",
+    set_names: Collection[str] = (),
+    set_separator: str = "|",
+) -> SetTable:
+    """Read named sets for the items of `index` from a table, as `trieton build` reads them: a file, folder or pattern.
 
     Beside `id_column` a column is either one set (booleans, or 0 and 1) under the column's name, or holds the names of
-    each item's sets: a list of strings, or text with `|` between them. No list and an empty text mean no set.
+    each item's sets: a list of strings, or text where `set_names` declares it. No list and an empty text mean no set.
+
+    Args:
+        set_names: columns of text that hold names of sets. Without this, text has to say true or false: `yes` and `no`
+            in a column `in_stock` are no sets.
+        set_separator: between names in text.
 
     Raises:
-        ValueError: names the file, column and row of the first thing that is wrong: an unreadable file, no id column,
-            ids of the wrong kind, an item that stands twice, a missing value, a column that is no set, a name twice.
+        ValueError: names the file, column and row of the first thing that is wrong: an unreadable file, no row, no id
+            column, ids of the wrong kind, an item that stands twice, a missing value, a column that is no set, a name
+            that no set can have, a name twice, more sets than a version can have, no set at all.
     """
     path = Path(path)
-    frame = _read(path, id_column, text_ids=index.catalog.is_text)
+    frame = _read(path, id_column, set_names, text_ids=index.catalog.is_text)
     row_of = _rows_by_position(path, frame[id_column], index.catalog)
     stored: dict[str, np.ndarray] = {}
+    empty = []
     for column in frame.columns:
         if column == id_column:
             continue
-        values = _checked_column(path, frame[column])
-        found = _named_in_lists(path, values, row_of) if values.dtype == pl.List(pl.String) else _one(values, row_of)
+        values = frame[column]
+        if column in set_names or holds_names(values.dtype):
+            found = _named_in_lists(as_lists(values, set_separator, path), row_of, path)
+            empty += [] if found else [column]
+        else:
+            found = _one(_booleans(path, values), row_of)
         for name, held in found.items():
             if name in stored:
                 raise ValueError(f"{path}: set {name!r} stands in two columns, the second is {column!r}")
             stored[name] = held
-    num_missing = int((row_of < 0).sum())
-    num_known = index.num_items - num_missing
-    sets = NamedSets(index.num_items, dict(sorted(stored.items())))
-    return SetTable(sets, len(frame), len(frame) - num_known, num_missing)
-
-
-def _read(path: Path, id_column: str, *, text_ids: bool) -> pl.DataFrame:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a table of named sets, .parquet or .csv")
+    if not stored:
+        raise ValueError(
+            f"{path}: no item of this version is in any set of the columns {', '.join(map(repr, empty))}; "
+            "expected at least one set (a column of 0 and 1 may be an empty one)"
+        )
     try:
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
-        elif path.suffix == ".csv":
-            # Text only: a guessed type would turn the id 007 into 7 before anything could object.
-            frame = pl.read_csv(path, infer_schema=False)
-            if id_column in frame.columns and not text_ids:
-                frame = frame.with_columns(_integers(path, frame[id_column]))
-        else:
-            raise ValueError(f"{path}: expected a .parquet or .csv file")
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path}: not readable ({error})") from None
+        check_set_names(stored)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    missing = np.flatnonzero(row_of < 0)
+    known = np.zeros(len(frame), np.bool_)
+    known[row_of[row_of >= 0]] = True
+    unknown = np.flatnonzero(~known)
+    return SetTable(
+        NamedSets(index.num_items, dict(sorted(stored.items()))),
+        len(frame),
+        len(unknown),
+        len(missing),
+        tuple(frame[id_column].gather(unknown[:SHOWN_IDS]).to_list()),
+        tuple(_shown(item) for item in index.catalog.ids(missing[:SHOWN_IDS]).tolist()),
+        tuple(empty),
+    )
+
+
+def _shown(item: int | str | bytes) -> int | str:
+    return item.decode() if isinstance(item, bytes) else item
+
+
+def _read(path: Path, id_column: str, set_names: Collection[str], *, text_ids: bool) -> pl.DataFrame:
+    table = read_table(path)
+    frame = table.frame
     if id_column not in frame.columns:
         raise ValueError(f"{path}: expected a column {id_column!r} of item ids, got {frame.columns}")
     if len(frame.columns) == 1:
         raise ValueError(f"{path}: expected columns of sets beside {id_column!r}, got none")
+    for name in set_names:
+        if name not in frame.columns or name == id_column:
+            raise ValueError(f"{path}: column {name!r}: expected a column of set names, got {frame.columns}")
+    if not len(frame):
+        raise ValueError(f"{path}: has a header and no rows; expected a row per item")
+    for place, name in enumerate(frame.columns):
+        if name != id_column and name not in set_names and (what := name_fault(name)):
+            raise ValueError(f"{path}: column {name!r} (number {place}): {what}")
+    if id_column in table.untyped:
+        frame = frame.with_columns(table.item_ids(id_column, text=text_ids))
     return frame
-
-
-def _integers(path: Path, ids: pl.Series) -> pl.Series:
-    numbers = ids.cast(pl.Int64, strict=False)
-    wrong = numbers.is_null() & ids.is_not_null()
-    if wrong.any():
-        row = int(wrong.arg_max() or 0)
-        raise fault(path, ids.name, row, f"expected an integer id, got {ids[row]!r}")
-    return numbers
 
 
 def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarray:
@@ -116,18 +153,19 @@ def _rows_by_position(path: Path, ids: pl.Series, catalog: Catalog) -> np.ndarra
     return row_of
 
 
-def _checked_column(path: Path, values: pl.Series) -> pl.Series:
-    """The column as Boolean or List(String)."""
-    if values.dtype == pl.List(pl.String):
-        return values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
-    if values.dtype == pl.String and not values.is_in([*TRUE, *FALSE]).any():
-        empty = values.fill_null("").str.strip_chars() == ""
-        names = values.fill_null("").str.split(SEPARATOR).list.eval(pl.element().str.strip_chars())
-        return names.zip_with(~empty, pl.Series([[]], dtype=pl.List(pl.String)))
+def _booleans(path: Path, values: pl.Series) -> pl.Series:
+    """The column as Boolean."""
     if not may_be_set(values.dtype):
         raise ValueError(
             f"{path}: column {values.name!r}: expected booleans, 0 and 1, or lists of set names, got {values.dtype}"
         )
+    if values.dtype in (pl.String, pl.Categorical, pl.Enum):
+        values = values.cast(pl.String)
+        other = ~values.is_in([*TRUE, *FALSE]).fill_null(True)
+        if other.any():
+            row = int(other.arg_max() or 0)
+            what = f"expected true or false, or 0 and 1, got {values[row][:80]!r}"
+            raise fault(path, values.name, row, f"{what}; names of sets have to be declared: --set-names {values.name}")
     return as_booleans(values, path)
 
 
@@ -141,24 +179,23 @@ def _one(values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
     return dict(NamedSets.from_masks({values.name: mask}, len(row_of)).stored)
 
 
-def _named_in_lists(path: Path, values: pl.Series, row_of: np.ndarray) -> dict[str, np.ndarray]:
+def _named_in_lists(lists: pl.Series, row_of: np.ndarray, path: Path) -> dict[str, np.ndarray]:
     """The sets of a column of lists of names; a name twice in one list counts once."""
     num_items = len(row_of)
+    known: set[str] = set()
+    add_names(known, lists, path)
+    names = tuple(sorted(known))
     positions = np.flatnonzero(row_of >= 0)
-    lists = values.gather(row_of[positions])
+    lists = numbered(lists.gather(row_of[positions]), names, path)
     members = np.repeat(positions, lists.list.len().to_numpy())
-    names = lists.filter(lists.list.len() > 0).explode()
-    if names.null_count() or (names == "").any():
-        row = int(row_of[members[(names.is_null() | (names == "")).fill_null(True).arg_max()]])
-        raise fault(path, values.name, row, "a set name is missing or empty")
-    # Members ascend, and a stable sort by name leaves them so inside each name. Small numbers in place of names: for
-    # 16 bits numpy's stable sort is a radix sort.
-    numbers = names.cast(pl.Categorical).to_physical().to_numpy()
-    numbers = numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+    numbers = lists.explode(empty_as_null=False).to_numpy()
+    # Members ascend, and a stable sort by number leaves them so inside each set. For 16 bits numpy's stable sort is a
+    # radix sort.
+    numbers = numbers.astype(np.min_scalar_type(max(len(names) - 1, 0)))
     order = np.argsort(numbers, kind="stable")
     starts = np.flatnonzero(np.diff(numbers[order].astype(np.int64), prepend=-1))
     found = {}
-    for start, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
+    for start, end in zip(starts, [*starts[1:], len(order)][: len(starts)], strict=True):
         held = members[order[start:end]]
         held = held[np.diff(held, prepend=-1) > 0]
         if stored_as_bits(len(held), num_items):
@@ -167,5 +204,5 @@ def _named_in_lists(path: Path, values: pl.Series, row_of: np.ndarray) -> dict[s
             packed = np.packbits(mask, bitorder="little")
         else:
             packed = held.astype(positions_type(num_items))
-        found[str(names[int(order[start])])] = packed
+        found[names[numbers[order[start]]]] = packed
     return found

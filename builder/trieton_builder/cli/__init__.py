@@ -30,6 +30,7 @@ def _options(
 from trieton_builder.cli import (  # noqa: E402
     build,
     demo,
+    describe,
     doctor,
     explain,
     export,
@@ -46,6 +47,7 @@ __all__ = [
     "app",
     "build",
     "demo",
+    "describe",
     "doctor",
     "explain",
     "export",

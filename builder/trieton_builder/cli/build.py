@@ -26,7 +26,9 @@ _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 @app.command()
 @clean_errors
 def build(
-    catalogue: str = typer.Argument(help="Parquet, CSV, JSON lines, or JSON of item -> codes: a file, folder or glob."),
+    catalogue: str = typer.Argument(
+        help="Parquet, CSV, JSON lines, or JSON of item -> codes: a file, folder or pattern."
+    ),
     output: Path = typer.Option(..., "--out", "-o", help="The index file to write; with --retriever a new directory."),
     codebook_sizes: str | None = typer.Option(None, help="Codes of each level, e.g. 256,256,256."),
     retriever: Path | None = typer.Option(None, help="An exported retriever: write a whole bundle with it."),
@@ -73,12 +75,12 @@ def build(
 
     started = time.perf_counter()
     goes_with("--expression", expression, "--retriever", retriever)
-    goes_with("--base-constraint", base_constraint, "--retriever", retriever)
-    for text in [*expression, *([base_constraint] if base_constraint else [])]:
+    goes_with("--base-constraint", base_constraint is not None, "--retriever", retriever)
+    for text in [*expression, *([] if base_constraint is None else [base_constraint])]:
         parse(text)  # a slip is known before minutes of sorting
-    goes_with("--set-separator", set_separator, "--set-names", set_names)
+    goes_with("--set-separator", set_separator is not None, "--set-names", set_names is not None)
     goes_with("--spark-conf", spark_conf, "--engine spark", engine == "spark")
-    goes_with("--item-id", item_id, "ids, not --row-ids", not row_ids)
+    goes_with("--item-id", item_id is not None, "ids, not --row-ids", not row_ids)
     goes_with("--text-ids", text_ids, "ids, not --row-ids", not row_ids)
     refuse_inside(output, work_dir and work_dir / "rows")
     spec = RetrieverSpec.load(retriever) if retriever else None
@@ -86,12 +88,12 @@ def build(
         raise FileExistsError(f"{output}: exists already; a bundle is never changed, choose another directory")
     sizes = _codebook_sizes(codebook_sizes, spec)
     columns = Columns(
-        codes=tuple(codes.split(",")) if codes else (),
-        item_id=None if row_ids else item_id or "item_id",
+        codes=() if codes is None else tuple(codes.split(",")),
+        item_id=None if row_ids else "item_id" if item_id is None else item_id,
         text_ids=text_ids,
         set_columns=tuple(dict.fromkeys(sets)),
         set_names=set_names,
-        set_separator=set_separator or "|",
+        set_separator="|" if set_separator is None else set_separator,
         variable_length=variable_length,
         code_pattern=code_pattern,
     )
@@ -133,7 +135,7 @@ def build(
     report["seconds"] = round(time.perf_counter() - started, 2)
     if unused := source.unused_booleans():
         asked = " ".join(f"--set {shlex.quote(name)}" for name in unused)
-        err.print(f"boolean columns not made into named sets: {', '.join(unused)}; to have them: {asked}", markup=False)
+        err.print(f"boolean columns not made into named sets: {', '.join(unused)}; to have them: {asked}")
     if as_json:
         print_json(report)
         return
@@ -203,7 +205,7 @@ def _setting(text: str) -> tuple[str, str]:
 def _provenance(source: "CatalogSource", drop_repeats: bool) -> dict[str, Any]:
     from trieton.bundle import describe_file
 
-    files = {file.name: describe_file(file) for file in source.files}
+    files = {file.found.name: describe_file(file.path) for file in source.files}
     return {"command": "build", "catalogue": files, "sets": list(source.set_names), "drop_repeats": drop_repeats}
 
 

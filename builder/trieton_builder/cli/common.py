@@ -3,23 +3,25 @@
 import functools
 import json
 import os
+import select
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
 from trieton.constraint import RULES
 
+from trieton_builder.console import PlainConsole
 from trieton_builder.files.whole_file import named
+from trieton_builder.interrupts import exit_code
 
 CONSTRAINT_HELP = f'E.g. "fresh and not adult": {RULES}.'
 P = ParamSpec("P")
 T = TypeVar("T")
 
 # Progress and notes go to stderr, so that `--json` on stdout can be piped.
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-out = Console(highlight=False)
+err = PlainConsole(stderr=True, soft_wrap=True)
+out = PlainConsole()
 
 
 def fail(text: str) -> NoReturn:
@@ -32,8 +34,8 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
     """Turn the errors a user can do something about into one `trieton: <text>` and exit code 1.
 
     These are ValueError and OSError with their subclasses, which include all of the project's own errors, and Ctrl-C
-    (exit code 130). Anything else is a bug and keeps its traceback. A reader of the output that has gone is no error
-    to talk about. Goes below `@app.command()`.
+    or SIGTERM (exit code 130 or 143). Anything else is a bug and keeps its traceback. A reader of the output that has
+    gone is no error to talk about. Goes below `@app.command()`.
     """
 
     @functools.wraps(function)
@@ -43,17 +45,28 @@ def clean_errors(function: Callable[P, T]) -> Callable[P, T]:
                 result = function(*args, **kwargs)
                 sys.stdout.flush()
             return result
-        except BrokenPipeError:
-            # The reader (`head`, a pager) has enough. Python would complain once more when it flushes at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
         except (ValueError, OSError) as error:
+            if isinstance(error, BrokenPipeError) and reader_has_gone():
+                drop_output()
+                raise typer.Exit(1) from None
             fail(describe(error))
-        except KeyboardInterrupt as error:
-            print("; ".join(["trieton: interrupted", *map(str, error.args)]), file=sys.stderr)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as interrupt:
+            print("; ".join(["trieton: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+            raise typer.Exit(exit_code(interrupt)) from None
 
     return wrapper
+
+
+def reader_has_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more (`head`, a pager that was left)."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def drop_output() -> None:
+    """Send what is still in stdout nowhere: when Python flushes it at its end, it would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def goes_with(option: str, given: object, other: str, present: object) -> None:
@@ -71,9 +84,27 @@ def describe(error: Exception) -> str:
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
-    """One JSON document on stdout; NaN and infinity are refused, since strict parsers refuse them too.
+    """One JSON document on stdout, which a reader has at once, also from a command that goes on.
+
+    NaN and infinity are refused, since strict parsers refuse them too. Where the terminal's encoding is not UTF-8, what
+    is not ASCII is escaped, and so are the halves of surrogates that stand for bytes of file names.
 
     Args:
-        lines: one of many: on a line of its own, which a reader has at once.
+        lines: one of many: on a line of its own.
     """
-    print(json.dumps(value, indent=None if lines else 2, ensure_ascii=False, allow_nan=False), flush=lines)
+    text = json.dumps(value, indent=None if lines else 2, ensure_ascii=False, allow_nan=False)
+    if not _is_utf8(sys.stdout.encoding) or not _is_plain(text):
+        text = json.dumps(value, indent=None if lines else 2, allow_nan=False)
+    print(text, flush=True)
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    return encoding is not None and encoding.lower().replace("-", "").replace("_", "") == "utf8"
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

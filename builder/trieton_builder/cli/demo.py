@@ -20,9 +20,8 @@ def demo(
     """Train, export, build, publish, ask, swap under traffic and roll back, on MovieLens-100k and the real server."""
     from dataclasses import replace
 
-    from rich.console import Console
-
+    from trieton_builder.console import PlainConsole
     from trieton_builder.demo.run import run_demo
     from trieton_builder.demo.train import Recipe
 
-    run_demo(workdir, Console(), Recipe() if steps is None else replace(Recipe(), steps=steps))
+    run_demo(workdir, PlainConsole(), Recipe() if steps is None else replace(Recipe(), steps=steps))

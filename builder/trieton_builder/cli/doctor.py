@@ -4,11 +4,12 @@ from pathlib import Path
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
 
-MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "fail": "[red]FAIL[/]"}
+MARKS = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "fail": Text("FAIL", "red")}
 
 
 @app.command()

@@ -34,7 +34,7 @@ def explain(
     from trieton_builder.bundle.protected import refuse_inside
     from trieton_builder.files.whole_file import whole_file
     from trieton_builder.report.explain import explain as trace
-    from trieton_builder.report.explain import render_html
+    from trieton_builder.report.explain_page import render_html
 
     refuse_inside(html)
     with err.status("opening the bundle ..."):
@@ -59,36 +59,56 @@ def explain(
 
 
 def _print(e: "Explanation") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
-    constraint = f", constraint [bold]{e.constraint}[/]" if e.constraint else ""
+    from trieton_builder.report.explain_page import shown_ids
+
     out.print(
-        f"bundle {e.bundle_id}, beam width {e.beam_width}{constraint}: "
-        f"{e.allowed_items:,} of {e.num_items:,} items allowed, a prompt of {len(e.prompt)} tokens"
+        f"bundle {e.bundle_id}, beam width {e.beam_width}: {e.allowed_items:,} of {e.num_items:,} items allowed, "
+        f"a prompt of {len(e.prompt)} tokens"
     )
+    for what, text in (("constraint", e.constraint), ("base constraint", e.base)):
+        if text is not None:
+            out.print(f"{what} ", Text(text, "bold"), sep="")
+    for what, ids in (("include only", e.include), ("exclude", e.exclude)):
+        if ids is not None:
+            unknown = f" ({e.num_unknown} of them unknown)" if e.num_unknown and ids is e.include else ""
+            out.print(f"{what} {len(ids):,} items: {shown_ids(ids)}{unknown}")
+    if e.parts:
+        table = Table("part of the constraint", "items it allows", "that it alone takes away", box=None, pad_edge=False)
+        for part in e.parts:
+            table.add_row(part.label, f"{part.allowed:,}", f"{part.alone:,}")
+        out.print(table)
     for trace in e.levels:
         out.print(
-            f"\n[bold]level {trace.level}[/]: {trace.candidates} candidates, the constraint took away "
-            f"{trace.candidates - trace.allowed} ({trace.missed} would have stayed), {len(trace.kept)} stayed"
+            Text(f"\nlevel {trace.level}", "bold"),
+            f": {trace.candidates} candidates: {len(trace.kept)} stayed, {trace.num_pruned} found no room"
+            + (f", the constraint took away {trace.num_removed} ({trace.missed} would have stayed)" if e.parts else ""),
+            sep="",
         )
-        table = Table("stayed", "score", "taken away", "score", box=None, pad_edge=False)
+        for by, count in trace.removed_by.items():
+            out.print("  taken away by ", Text(by, "bold"), f": {count}", sep="")
+        heads = ("stayed", "score", "taken away", "score", "by") if e.parts else ("stayed", "score")
+        table = Table(*heads, box=None, pad_edge=False)
         for place in range(min(SHOWN, max(len(trace.kept), len(trace.removed)))):
             beam = trace.kept[place] if place < len(trace.kept) else None
             removed = trace.removed[place] if place < len(trace.removed) else None
-            table.add_row(
-                "" if beam is None else _prefix(beam.codes),
-                "" if beam is None else f"{beam.score:.4f}",
-                "" if removed is None else _prefix(removed[0]),
-                "" if removed is None else f"{removed[1]:.4f}",
-            )
+            cells: tuple[str, ...] = ("", "") if beam is None else (_prefix(beam.codes), f"{beam.score:.4f}")
+            if e.parts:
+                gone = ("", "", "") if removed is None else (_prefix(removed.codes), f"{removed.score:.4f}", removed.by)
+                cells = (*cells, *gone)
+            table.add_row(*cells)
         out.print(table)
         more = len(trace.kept) - SHOWN
         if more > 0:
-            out.print(f"and {more} more")
+            out.print(f"and {more} more beams that stayed")
         if trace.pruned is not None:
             out.print(f"no room for {_prefix(trace.pruned[0])} ({trace.pruned[1]:.4f}) and what scored less")
     proven = "the proven top" if e.answer.certified else "the best of the beam"
-    table = Table("#", "item", "score", "semantic ID", title=f"answer: {proven}", title_justify="left")
+    table = Table(
+        "#", Column("item", overflow="fold"), "score", "semantic ID", title=f"answer: {proven}", title_justify="left"
+    )
     rows = zip(e.answer.item_ids.tolist(), e.answer.scores.tolist(), e.answer.codes.tolist(), strict=True)
     for rank, (item, score, codes) in enumerate(rows, 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", _prefix(codes))

@@ -76,7 +76,7 @@ def export(
     size = sum(file.stat().st_size for file in to.iterdir())
     remarks += made.spec.remarks()
     for remark in remarks:
-        err.print(f"remark: {remark}", markup=False)
+        err.print(f"remark: {remark}")
     if as_json:
         print_json(
             {
@@ -133,4 +133,4 @@ def _print(made: "Export", origins: dict[str, str], title: str) -> None:
         )
         if found.unchecked:
             lines.append(f"{found.unchecked:,} of them have no history, so that the template was not checked by them")
-    out.print("\n".join(lines), markup=False, soft_wrap=True)
+    out.print("\n".join(lines), soft_wrap=True)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import clean_errors, err, out, print_json
+from trieton_builder.console import PlainConsole
 
 if TYPE_CHECKING:
     from trieton_builder.report.inspection import IndexStats
@@ -52,9 +53,9 @@ def inspect_command(
         return
     if facts:
         width = max(len(name) for name, _ in facts)
-        out.print("\n".join(f"{name:<{width}}  {text}" for name, text in facts), markup=False, soft_wrap=True)
+        out.print("\n".join(f"{name:<{width}}  {text}" for name, text in facts), soft_wrap=True)
     for remark in remarks:
-        out.print(f"remark: {remark}", markup=False, soft_wrap=True)
+        out.print(f"remark: {remark}", soft_wrap=True)
     if stats is not None:
         _print(stats)
 
@@ -87,7 +88,7 @@ def _print(stats: "IndexStats") -> None:
     ]
     out.print("\n".join(lines), soft_wrap=True)
     if stats.sets:
-        table = Table("named set", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(Column("named set", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("items", justify="right")
         table.add_column("share", justify="right")
         for name, size in stats.sets.items():
@@ -100,7 +101,8 @@ def _print_whole(table: Table) -> None:
     for column in table.columns:
         column.no_wrap = True
     wide = out.options.update(max_width=_WIDEST)
-    out.print(table, width=max(out.width, out.measure(table, options=wide).maximum), crop=False, soft_wrap=True)
+    width = max(out.width, out.measure(table, options=wide).maximum)
+    PlainConsole(file=out.file, width=width).print(table, crop=False)
 
 
 def _levels(stats: "IndexStats") -> Table:

@@ -45,7 +45,7 @@ def query(
 
     goes_with("--times", times, "--watch", watch is not None)
     with Client(url, protocol, model=model, timeout=timeout) as client:
-        text_ids = client.describe().text_ids
+        text_ids = client.facts().text_ids
         arguments = {
             "history": item_ids(history, text_ids),
             "num_results": num_results,
@@ -116,7 +116,7 @@ def _table(results: "Results", milliseconds: float) -> "Table":
         f"version {results.model_version} · {milliseconds:.1f} ms"
     )
     for name, side in (("#", "right"), ("item", "left"), ("score", "right"), ("semantic ID", "left")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
     for rank, ((item, score), codes) in enumerate(zip(results, results.codes.tolist(), strict=True), 1):
         table.add_row(str(rank), str(item), f"{score:.4f}", " ".join(str(code) for code in codes if code >= 0))
     return table

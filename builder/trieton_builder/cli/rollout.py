@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.padding import Padding
 from rich.status import Status
 from rich.text import Text
 
 from trieton_builder.cli import app
 from trieton_builder.cli.common import CONSTRAINT_HELP, clean_errors, err, out, print_json
+from trieton_builder.console import shown
 
 REPOSITORY = typer.Argument(help="Model repository.")
 TRITON = typer.Option(
@@ -174,18 +174,16 @@ def versions(
     # A command is longer than any terminal is wide: it stands below its version instead of in a column.
     out.print(f"{'version':>7}  {'state':9}  {'bundle':16}  {'items':>13}  published (UTC)", style="bold")
     for row in rows:
-        state = {"serving": "[green]{}[/]", "current": "[green]{}[/]", "failed": "[red]{}[/]"}.get(row["state"], "{}")
+        style = {"serving": "green", "current": "green", "failed": "red"}.get(row["state"], "")
         items = f"{row['items']:,}" if "items" in row else ""
         published = row.get("time", "").replace("T", " ")[:16]
-        out.print(
-            f"{row['version']:7}  {state.format(format(row['state'], '9'))}  {row.get('bundle_id') or '':16}  "
-            f"{items:>13}  {published}"
-        )
+        rest = f"  {row.get('bundle_id') or '':16}  {items:>13}  {published}"
+        out.print(Text.assemble(f"{row['version']:7}  ", (format(row["state"], "9"), style), rest))
         error = " ".join(row.get("error", "").split())
         last = row.get("last", "publish")
         remark = error[:200] + " ..." * (len(error) > 200) or ("" if last.startswith("publish") else last)
         for text in filter(None, (row.get("command"), remark)):
-            out.print(Padding(Text(text, style="dim"), (0, 0, 0, 9)))
+            out.print(Padding(Text(shown(text), style="dim"), (0, 0, 0, 9)))
 
 
 @app.command()
@@ -280,16 +278,16 @@ class _Display:
     def show(self, event: Any) -> None:
         if event.state == "begin":
             self._stop()
-            self._status = err.status(f"{event.step}: {escape(event.text)}")
+            self._status = err.status(f"{event.step}: {event.text}")
             self._status.start()
         elif event.state == "end":
             self._stop()
-            err.print(f"[green]✓[/] {event.step:10} {event.seconds:7.2f} s  {escape(event.text)}")
+            err.print(Text("✓", "green"), f"{event.step:10} {event.seconds:7.2f} s  {event.text}")
         elif event.state == "fail":
             self._stop()
-            err.print(f"[red]✗[/] {event.step:10} {event.seconds:7.2f} s")
+            err.print(Text("✗", "red"), f"{event.step:10} {event.seconds:7.2f} s")
         else:
-            err.print(f"  {escape(event.text)}")
+            err.print(f"  {event.text}")
 
     def _stop(self) -> None:
         if self._status is not None:

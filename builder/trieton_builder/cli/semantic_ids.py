@@ -15,7 +15,7 @@ SUFFIXES = {".parquet": "write_parquet", ".csv": "write_csv", ".jsonl": "write_n
 @app.command("semantic-ids")
 @clean_errors
 def semantic_ids_command(
-    vectors: Path = typer.Argument(help="Item vectors: .npy [N, D], or Parquet with a list column."),
+    vectors: Path = typer.Argument(help="Item vectors: .npy [N, D], or Parquet or JSON lines with a list column."),
     output: Path = typer.Option(
         ..., "--out", "-o", help="The table to write, .parquet, .csv or .jsonl: item_id, code_0, code_1, ..."
     ),
@@ -25,9 +25,9 @@ def semantic_ids_command(
         "--separate-collisions/--keep-collisions",
         help="Number the items of one semantic ID in a last level; it has one code where none collide.",
     ),
-    vector_column: str | None = typer.Option(None, help="The column of vectors in Parquet; vector by default."),
+    vector_column: str | None = typer.Option(None, help="The column of vectors in a table; vector by default."),
     item_id: str | None = typer.Option(
-        None, help="The column of item ids in Parquet; item_id by default. Rows of .npy are numbered."
+        None, help="The column of item ids in a table; item_id by default. Rows of .npy are numbered."
     ),
     seed: int = typer.Option(0, help="Of the k-means."),
     as_json: bool = typer.Option(False, "--json", help="Print the quality as JSON."),
@@ -47,8 +47,8 @@ def semantic_ids_command(
         raise ValueError(f"{output}: expected a name that ends in {', '.join(SUFFIXES)}")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} to")
-    goes_with("--vector-column", vector_column, "Parquet", vectors.suffix != ".npy")
-    goes_with("--item-id", item_id, "Parquet", vectors.suffix != ".npy")
+    goes_with("--vector-column", vector_column, "a table", vectors.suffix.lower() != ".npy")
+    goes_with("--item-id", item_id, "a table", vectors.suffix.lower() != ".npy")
     ids, values = read_vectors(vectors, vector_column or "vector", item_id or "item_id")
     with err.status(f"clustering {len(values):,} vectors of {values.shape[1]} numbers ..."):
         made = semantic_ids(values, sizes, separate_collisions=separate, seed=seed)

@@ -2,26 +2,33 @@
 
 import contextlib
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from trieton_builder import interrupts
 from trieton_builder.cli import app
-from trieton_builder.cli.common import clean_errors, err, fail, out, print_json
+from trieton_builder.cli.common import clean_errors, drop_output, err, fail, out, print_json, reader_has_gone
 
 
 @app.command()
 @clean_errors
 def serve(
     repository: Path = typer.Argument(help="Model repository; `trieton publish` fills it, before or while serving."),
+    server_options: list[str] = typer.Argument(
+        None, help="Further options of the server, behind --, as in: -- --grpc-keepalive-time=60000", show_default=False
+    ),
     http_port: int = typer.Option(8000, min=0, max=65535, help="Port of the HTTP endpoint; 0 takes a free one."),
     grpc_port: int = typer.Option(8001, min=0, max=65535, help="Port of the gRPC endpoint; 0 takes a free one."),
     metrics_port: int = typer.Option(
         8002, min=0, max=65535, help="Port of the Prometheus metrics; 0 takes a free one."
     ),
-    address: str = typer.Option("127.0.0.1", help="Where to listen. Anything but loopback opens it to the network."),
+    address: str | None = typer.Option(
+        None, help="IP address to listen on. Default: loopback; anything else opens the server to the network."
+    ),
     key_file: Path | None = typer.Option(
         None, help="File with the key of the model-control endpoints. Default: control.key beside the repository, made."
     ),
@@ -79,25 +86,35 @@ def serve(
         exit_timeout=exit_timeout,
         trace_endpoint=trace_endpoint,
         log_path=log,
+        extra_args=server_options or (),
     )
     # Until the server answers, a signal ends the start as Ctrl-C does; `start` then leaves nothing behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupts.terminate)
     remembered: Path | None = None
+    ready = False
     try:
         with err.status("starting ..."):
             server.start()
+        ready = True
         if writable:
             remembered = remember_server(repo, server.grpc_url, server.pid)
         addresses = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url, "pid": server.pid}
-        if as_json:
-            print_json({**addresses, "version": present[-1] if present else None, "log": str(server.log_path)})
-        else:
-            for name, value in addresses.items():
-                out.print(f"{name:8} {value}")
+        try:
+            if as_json:
+                print_json({**addresses, "version": present[-1] if present else None, "log": str(server.log_path)})
+            else:
+                out.print("\n".join(f"{name:8} {value}" for name, value in addresses.items()))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not reader_has_gone():
+                raise
+            drop_output()  # nobody wants to know the addresses; the server is for others
         while server.poll() is None:
             time.sleep(0.2)
         fail(f"the server ended with exit code {server.poll()}; its log ends with:\n{server.log_tail()}")
     except KeyboardInterrupt:
+        if not ready:
+            raise
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with err.status("stopping: requests in flight are answered first ..."):

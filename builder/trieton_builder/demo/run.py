@@ -1,15 +1,19 @@
 """The demo: real people, real films, the real server; one new version under traffic, and back."""
 
+import fcntl
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from trieton.bundle import Bundle
 from trieton_client import Client, Results
 
@@ -35,10 +39,38 @@ HISTORY = 4  # last films shown per person
 
 def run_demo(workdir: Path, console: Console, recipe: Recipe) -> None:
     """Make everything in `workdir`, show it, and stop the server. Raises on anything that is not as it must be."""
-    stages = Stages(console)
     repository = Repository(workdir / "repository")
     refuse_as_repository(repository.root)
     workdir.mkdir(parents=True, exist_ok=True)
+    with _only_one(workdir, console):
+        _run(workdir, repository, Stages(console), recipe)
+
+
+@contextmanager
+def _only_one(workdir: Path, console: Console) -> Iterator[None]:
+    """Keep every other demo out of `workdir`; the kernel lets the next one in when this process ends, however it ends.
+
+    Raises:
+        ValueError: another one is at work there; names it.
+    """
+    with os.fdopen(os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = file.read().strip() or "of another process"
+            raise ValueError(
+                f"{workdir}: a demo is running there, {holder}; wait for its end, or name another folder with --workdir"
+            ) from None
+        except OSError as error:  # a network file system; the demo needs no lock to be right when it is alone
+            console.print(f"  {workdir}: a second demo in it would not be noticed ({error.strerror})")
+        file.truncate()
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def _run(workdir: Path, repository: Repository, stages: Stages, recipe: Recipe) -> None:
+    console = stages.console
     _check_before_minutes_of_work(repository)
     prepared = prepare(workdir, stages, recipe)
     for folder in (repository.root, repository.state):
@@ -74,7 +106,7 @@ def _check_before_minutes_of_work(repository: Repository) -> None:
 
 def _show_people(prepared: Prepared, server: TritonServer, console: Console) -> None:
     data = prepared.data
-    console.print(f"  three people, each asked over gRPC and HTTP; the constraint is: {CONSTRAINT}", highlight=False)
+    console.print(f"  three people, each asked over gRPC and HTTP; the constraint is: {CONSTRAINT}")
     with Client(server.grpc_url) as grpc, Client(server.http_url, protocol="http") as http:
         for person in PEOPLE:
             seen = data.item_ids[data.histories[person]]
@@ -83,9 +115,9 @@ def _show_people(prepared: Prepared, server: TritonServer, console: Console) -> 
                 raise RuntimeError(f"gRPC answered {free.item_ids}, HTTP {over_http.item_ids}")
             new = grpc.retrieve(seen, exclude=seen)
             held = http.retrieve(seen, exclude=seen, constraint=CONSTRAINT)
-            console.print(f"\n[bold]Person {data.person_ids[person]}[/] last watched", highlight=False)
+            console.print(Text(f"\nPerson {data.person_ids[person]}", "bold"), "last watched")
             for film in data.histories[person][-HISTORY:]:
-                console.print(f"  {_film(data, film)}", highlight=False)
+                console.print(f"  {_film(data, film)}")
             lists = {"asked plainly": free, "new to them": new, "new to them, and held to the constraint": held}
             # Columns flow below each other where the terminal is narrow.
             console.print(Columns(_list(data, heading, results) for heading, results in lists.items()))
@@ -130,8 +162,7 @@ def _swap(prepared: Prepared, server: TritonServer, repository: Path, stages: St
         table.add_row(bundle_id, str(count), str(len(films)), older)
     console.print(table)
     console.print(
-        f"  {traffic.answered} answers, {len(traffic.failures)} failed, slowest {traffic.slowest * 1e3:.0f} ms",
-        highlight=False,
+        f"  {traffic.answered} answers, {len(traffic.failures)} failed, slowest {traffic.slowest * 1e3:.0f} ms"
     )
     if traffic.failures or stale or set(traffic.bundles) != {first, second}:
         raise RuntimeError(f"the swap was not clean: {traffic.failures[:3]}, {stale} films that version 2 forbids")
@@ -157,13 +188,13 @@ def _print_next(workdir: Path, console: Console) -> None:
     """Commands that go on from here, as they run in this folder."""
     program = os.path.relpath(Path(sys.prefix) / "bin" / "trieton")
     folder = shlex.quote(os.path.relpath(workdir))
-    console.print("\nNow serve what was made here, and in a second terminal ask it:\n", highlight=False)
+    console.print("\nNow serve what was made here, and in a second terminal ask it:\n")
     for arguments in (
         f"serve {folder}/repository",
         'query 50 172 181 210 --constraint "drama and newest"',
         f"explain 50 172 181 --bundle {folder}/bundles/all-films",
     ):
-        console.print(f"  {program} {arguments}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {program} {arguments}")
 
 
 def _print_seconds(stages: Stages) -> None:

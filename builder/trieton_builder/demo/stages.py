@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class Stages:
@@ -34,4 +35,4 @@ class Stages:
             progress.add_task(title, total=None)
             yield progress
         self.seconds[title] = time.perf_counter() - start
-        self.console.print(f"[green]✓[/] {title} [dim]{self.seconds[title]:.1f} s[/]", highlight=False)
+        self.console.print(Text("✓", "green"), title, Text(f"{self.seconds[title]:.1f} s", "dim"))

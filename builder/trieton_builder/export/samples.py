@@ -98,13 +98,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _prompt(fields: dict[str, Any], spec: RetrieverSpec) -> np.ndarray:
-    given = _given(fields["input_ids"], spec) if "input_ids" in fields else None
-    made = None
-    if "history" in fields:
-        made = spec.check_prompt(spec.prompt.tokens(_semantic_ids(fields["history"], spec)), "history")
-    if made is None or given is None:
-        return given if made is None else made  # type: ignore[return-value]  # a line has one of them
-    if not np.array_equal(made, given):
+    given = _given(fields["input_ids"]) if "input_ids" in fields else None
+    if "history" not in fields:
+        return spec.check_prompt(given, "input_ids")  # type: ignore[arg-type]  # a line has one of them
+    made = spec.prompt.tokens(_semantic_ids(fields["history"], spec))
+    if given is not None and not np.array_equal(made, given):
         same = min(len(made), len(given))
         differ = np.flatnonzero(made[:same] != given[:same])
         place = int(differ[0]) if len(differ) else same
@@ -113,13 +111,13 @@ def _prompt(fields: dict[str, Any], spec: RetrieverSpec) -> np.ndarray:
             f"it makes {_around(made, place)}, expected {_around(given, place)}; correct prefix, separator, suffix, "
             "max_items or the token map"
         )
-    return made
+    return spec.check_prompt(made, "history")
 
 
-def _given(tokens: Any, spec: RetrieverSpec) -> np.ndarray:
+def _given(tokens: Any) -> np.ndarray:
     if not isinstance(tokens, list) or not all(type(token) is int and abs(token) < 1 << 63 for token in tokens):
         raise ValueError(f"input_ids: expected a list of tokens, got {json.dumps(tokens)[:120]}")
-    return spec.check_prompt(np.array(tokens, np.int64), "input_ids")
+    return np.array(tokens, np.int64)
 
 
 def _around(tokens: np.ndarray, place: int) -> str:

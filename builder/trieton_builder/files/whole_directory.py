@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trieton_builder.files.whole_file import named
+from trieton_builder.interrupts import held_back
 
 
 @contextmanager
@@ -40,4 +41,5 @@ def whole_directory(out_dir: str | Path, *, overwrite: bool = False, mark: str =
             shutil.rmtree(out_dir)
         os.replace(partial, out_dir)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with held_back():
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,5 +1,6 @@
 """From a catalogue on disk to an index file, within a memory budget, with any of the three sorting engines."""
 
+import glob
 import os
 import shutil
 import socket
@@ -17,14 +18,15 @@ from trieton.index.tensorfile import TensorFileWriter
 
 from trieton_builder.catalogue.read import CatalogSource, InputBatch
 from trieton_builder.files.whole_file import named
-from trieton_builder.indexing.sorted_files import SortedFiles, SortEngine
+from trieton_builder.indexing.sorted_files import SortedFiles, SortEngine, row_sets
 from trieton_builder.indexing.sorted_rows import MemoryRows, SortedRows
 from trieton_builder.indexing.survey import Progress, Survey
 from trieton_builder.indexing.trie import write_index
 
 ENGINES = ("auto", "polars", "duckdb", "spark")
 _ROWS_PER_FILE = 1 << 22
-_MIN_MEMORY = 512 << 20
+_SHARE_PER_FILE = 0.06  # of the memory that may be used; a file is held about twice while it is written
+_MIN_MEMORY = 512_000_000
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def build_file(
     if isinstance(engine, str) and engine not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     if memory < _MIN_MEMORY:
-        raise ValueError(f"memory: expected at least {_MIN_MEMORY >> 20} MB, got {memory >> 20} MB")
+        raise ValueError(f"memory: expected at least {_MIN_MEMORY // 10**6} MB, got {memory // 10**6} MB")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} to")
     if out.exists() and not out.is_file():
@@ -93,7 +95,7 @@ def build_file(
             rows = _in_memory(source, progress)
         else:
             sorts = _sort_engine(engine, memory, folder, progress) if isinstance(engine, str) else engine
-            rows = _on_disk(source, folder, sorts, progress)
+            rows = _on_disk(source, folder, sorts, memory, progress)
 
         def open_file(survey: Survey) -> TensorFileWriter:
             return TensorFileWriter(beside / "index", survey.tensor_specs(), file_metadata(survey.spec()), kind=KIND)
@@ -115,8 +117,8 @@ def build_file(
 def _fits(source: CatalogSource, memory: int) -> bool:
     """Whether the rows can be sorted in memory: keys twice, row numbers, ids and sets, and room to spare."""
     ids = 48 if source.text_ids else 24
-    per_row = 24 * source.layout.num_keys + 16 + ids + 2 * len(source.set_names)
-    return source.estimated_rows() * per_row < memory * 0.6
+    per_row = 24 * source.layout.num_keys + 16 + ids + 2 * len(source.columns.set_columns)
+    return source.estimated_rows() * per_row + 24 * source.num_memberships < memory * 0.6
 
 
 def _sort_engine(engine: str, memory: int, folder: Path, progress: Progress | None) -> SortEngine:
@@ -143,12 +145,14 @@ def _in_memory(source: CatalogSource, progress: Progress | None) -> MemoryRows:
         ids = column.to_numpy()
         if source.text_ids:
             ids = np.array([text.encode() for text in column.to_list()], f"S{id_bytes}")
-    masks = {name: frame[f"set{i}"].to_numpy() for i, name in enumerate(source.set_names)}
+    sets = row_sets(frame, source.set_names)
     keys = [frame[f"key{k}"].to_numpy() for k in range(source.layout.num_keys)]
-    return MemoryRows(source.layout, has_end, keys, ids, masks)
+    return MemoryRows(source.layout, has_end, keys, ids, sets)
 
 
-def _on_disk(source: CatalogSource, folder: Path, engine: SortEngine, progress: Progress | None) -> SortedFiles:
+def _on_disk(
+    source: CatalogSource, folder: Path, engine: SortEngine, memory: int, progress: Progress | None
+) -> SortedFiles:
     rows = folder / "rows"
     rows.mkdir()
     has_end, id_bytes = False, 0
@@ -164,13 +168,25 @@ def _on_disk(source: CatalogSource, folder: Path, engine: SortEngine, progress: 
         has_end |= batch.has_short
         id_bytes = max(id_bytes, batch.id_bytes)
         waiting.append(batch.frame)
-        if sum(map(len, waiting)) >= _ROWS_PER_FILE // source.layout.num_keys:
+        many = sum(map(len, waiting)) >= _ROWS_PER_FILE // source.layout.num_keys
+        if many or sum(frame.estimated_size() for frame in waiting) >= memory * _SHARE_PER_FILE:
             write()
     if waiting:
         write()
     id_type = np.dtype(f"S{id_bytes}" if source.text_ids else np.int64)
     has_ids = source.columns.item_id is not None
-    return SortedFiles(source.layout, has_end, id_type, source.set_names, has_ids, engine, folder).sort(rows)
+    names, columns = source.set_names, set(source.columns.set_columns)
+    return SortedFiles(
+        source.layout,
+        has_end,
+        id_type,
+        names,
+        tuple(number for number, name in enumerate(names) if name in columns),
+        source.columns.set_names is not None,
+        has_ids,
+        engine,
+        folder,
+    ).sort(rows)
 
 
 def _read(source: CatalogSource, progress: Progress | None) -> Iterator[InputBatch]:
@@ -187,11 +203,13 @@ def _read(source: CatalogSource, progress: Progress | None) -> Iterator[InputBat
 def work_folder(parent: Path, name: str) -> Iterator[Path]:
     """A hidden folder that goes away however the build ends; what a killed build left there goes first."""
     prefix = f".{name}.building-{socket.gethostname()}-"  # the host, because other machines may share the storage
-    for left in parent.glob(f"{prefix}*"):
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
         number = left.name.removeprefix(prefix).split("-")[0]
         if not psutil.pid_exists(int(number)):
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+    if folder.parts[0] == "~":  # a folder of that name; Polars would take it for the home folder
+        folder = folder.absolute()
     try:
         yield folder
     finally:

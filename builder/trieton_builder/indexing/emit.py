@@ -1,12 +1,14 @@
 """The pass that writes an index: sorted rows in, tensors out, a chunk at a time."""
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-import numba
 import numpy as np
-from trieton.index.named_sets import stored_as_bits
+from trieton.compiled import cached_njit
+from trieton.index.named_sets import positions_type
 from trieton.index.static_index import StaticIndex
+from trieton.index.tensorfile import TensorSpec
 
 from trieton_builder.indexing.sorted_rows import SortedChunk, SortedRows
 from trieton_builder.indexing.survey import Progress, Survey, chunk_rows, first_difference, read_chunks
@@ -85,7 +87,7 @@ def emit_trie(rows: SortedRows, sink: TensorSink, survey: Survey, progress: Prog
     codes = np.empty((levels, size), np.int32)
     offsets = np.empty((head + 2, size), np.int64)
     counts = np.zeros(levels + head + 2, np.int64)
-    set_writers = [_SetWriter(name, size, survey) for name, size in survey.members.items()]
+    sets = _SetWriter(survey, specs)
     pointers = [f"trie.row_ptr.{level}" for level in range(head + (head < levels))]
 
     def append_offsets(name: str, values: np.ndarray) -> None:
@@ -105,44 +107,50 @@ def emit_trie(rows: SortedRows, sink: TensorSink, survey: Survey, progress: Prog
         append_offsets("items.leaf_ptr", offsets[head + 1, : counts[levels + head + 1]])
         ids = chunk.ids
         sink.append("items.ids", ids.view(np.uint8).reshape(len(ids), -1) if ids.dtype.kind == "S" else ids)
-        for writer in set_writers:
-            writer.append(chunk, sink)
+        sets.append(chunk, sink)
     below = [*survey.edges[:head], survey.num_leaves]
     for level, name in enumerate(pointers):
         append_offsets(name, np.array([below[level]]))
     append_offsets("items.leaf_ptr", np.array([survey.num_items]))
-    for writer in set_writers:
-        writer.finish(sink)
+    sets.finish(sink)
 
 
 class _SetWriter:
-    """Appends one named set in the form the survey chose: bits, eight items a byte, or positions."""
+    """Appends the named sets, each in the form the survey chose: bits, eight items a byte, or positions."""
 
-    def __init__(self, name: str, size: int, survey: Survey):
-        self.name = name
-        self.tensor = f"sets.{name}"
-        self.as_bits = stored_as_bits(size, survey.num_items)
-        self.dtype = survey.tensor_specs()[self.tensor][0]
-        self.pending = np.zeros(0, np.bool_)  # bits of a byte that is not full yet
-        self.start = 0
+    def __init__(self, survey: Survey, specs: Mapping[str, TensorSpec]):
+        self._names = [f"sets.{name}" for name in survey.members]
+        self._type = positions_type(survey.num_items)
+        # Bits of the byte that is not full yet. There are few sets in bits: each has a share of all items.
+        self._pending = {
+            number: np.zeros(0, np.bool_) for number, name in enumerate(self._names) if specs[name][0] == np.uint8
+        }
+        self._start = 0
 
     def append(self, chunk: SortedChunk, sink: TensorSink) -> None:
-        mask = chunk.masks[self.name]
-        if self.as_bits:
-            mask = np.concatenate([self.pending, mask])
+        size = len(chunk.ids)
+        as_bits = {}
+        for number, rows in chunk.sets.members():
+            if number in self._pending:
+                as_bits[number] = rows
+            else:
+                sink.append(self._names[number], rows.astype(self._type) + self._type.type(self._start))
+        for number, pending in self._pending.items():
+            mask = np.zeros(len(pending) + size, np.bool_)
+            mask[: len(pending)] = pending
+            if number in as_bits:
+                mask[as_bits[number] + len(pending)] = True
             whole = len(mask) // 8 * 8
-            sink.append(self.tensor, np.packbits(mask[:whole], bitorder="little"))
-            self.pending = mask[whole:]
-        else:
-            sink.append(self.tensor, (np.flatnonzero(mask) + self.start).astype(self.dtype))
-            self.start += len(mask)
+            sink.append(self._names[number], np.packbits(mask[:whole], bitorder="little"))
+            self._pending[number] = mask[whole:].copy()
+        self._start += size
 
     def finish(self, sink: TensorSink) -> None:
-        if self.as_bits:
-            sink.append(self.tensor, np.packbits(self.pending, bitorder="little"))
+        for number, pending in self._pending.items():
+            sink.append(self._names[number], np.packbits(pending, bitorder="little"))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _split(keys, places, head, previous, totals, codes, offsets, counts):
     """Split a chunk into what each tensor gains.
 

@@ -9,7 +9,9 @@ import numpy as np
 import polars as pl
 
 from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.catalogue.set_lists import LISTS
 from trieton_builder.files.whole_file import named
+from trieton_builder.indexing.row_sets import RowSets
 from trieton_builder.indexing.sorted_rows import SortedChunk
 
 
@@ -33,7 +35,9 @@ class SortedFiles:
         layout: how the keys hold the codes.
         has_end: whether some semantic ID is short.
         id_type: int64 or `S{w}`.
-        set_names: named sets; number i is the column `set{i}`.
+        set_names: named sets, sorted.
+        set_columns: numbers of the sets that are columns of booleans, `set{number}`.
+        has_lists: whether there is a column `sets` of lists of set numbers.
         has_ids: whether items have ids of their own; else their row numbers are their ids.
         engine: sorts.
         folder: where it works.
@@ -43,6 +47,8 @@ class SortedFiles:
     has_end: bool
     id_type: np.dtype
     set_names: tuple[str, ...]
+    set_columns: tuple[int, ...]
+    has_lists: bool
     has_ids: bool
     engine: SortEngine
     folder: Path
@@ -52,7 +58,7 @@ class SortedFiles:
     def sort(self, rows: Path, without: np.ndarray | None = None) -> "SortedFiles":
         """Sort the checked rows in folder `rows`; returns self."""
         keys = [f"key{k}" for k in range(self.layout.num_keys)]
-        sets = [f"set{i}" for i in range(len(self.set_names))]
+        sets = [f"set{number}" for number in self.set_columns] + ([LISTS] if self.has_lists else [])
         columns = [*keys, "row", *(["id"] if self.has_ids else []), *sets]
         listed = None
         self._rows = rows
@@ -67,7 +73,7 @@ class SortedFiles:
         first = 0
         for part in sorted(out.rglob("*.parquet")):
             self._parts.append((part, first))
-            first += pl.scan_parquet(part).select(pl.len()).collect().item()
+            first += pl.scan_parquet(part, glob=False).select(pl.len()).collect().item()
         self.num_rows = first
         self._by_id: Path | None = None
         return self
@@ -75,8 +81,8 @@ class SortedFiles:
     def chunks(self, size: int) -> Iterator[SortedChunk]:
         keys = [f"key{k}" for k in range(self.layout.num_keys)]
         for frame in self._frames([part for part, _ in self._parts], size):
-            masks = {name: frame[f"set{i}"].to_numpy() for i, name in enumerate(self.set_names)}
-            yield SortedChunk(np.stack([frame[k].to_numpy() for k in keys]), self._ids(frame), masks)
+            sets = row_sets(frame, self.set_names)
+            yield SortedChunk(np.stack([frame[k].to_numpy() for k in keys]), self._ids(frame), sets)
 
     def by_id(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._by_id is None:
@@ -102,7 +108,7 @@ class SortedFiles:
         found = []
         for part, first in self._parts:
             inside = pl.col("place").is_in(pl.Series(np.unique(places)).implode())
-            scan = pl.scan_parquet(part, row_index_name="place", row_index_offset=first)
+            scan = pl.scan_parquet(part, glob=False, row_index_name="place", row_index_offset=first)
             found.append(scan.with_columns(pl.col("place").cast(pl.Int64)).filter(inside).collect())
         wanted = pl.DataFrame({"place": np.asarray(places, np.int64)})
         return wanted.join(pl.concat(found), on="place", how="left", maintain_order="left")
@@ -115,6 +121,21 @@ class SortedFiles:
 
     def _frames(self, parts: list[Path], size: int) -> Iterator[pl.DataFrame]:
         for part in parts:
-            for batch in pl.scan_parquet(part).collect_batches(chunk_size=size, maintain_order=True):
+            for batch in pl.scan_parquet(part, glob=False).collect_batches(chunk_size=size, maintain_order=True):
                 for start in range(0, len(batch), size):
                     yield batch[start : start + size]
+
+
+def row_sets(frame: pl.DataFrame, names: tuple[str, ...]) -> RowSets:
+    """The sets of a table of checked rows, see `InputBatch`."""
+    masks = {number: frame[f"set{number}"].to_numpy() for number in _set_columns(frame, names)}
+    if LISTS not in frame.columns:
+        return RowSets(names, masks)
+    lists = frame[LISTS]
+    numbers = lists.explode(empty_as_null=False).cast(pl.Int32).to_numpy()
+    return RowSets(names, masks, lists.list.len().to_numpy(), numbers)
+
+
+def _set_columns(frame: pl.DataFrame, names: tuple[str, ...]) -> list[int]:
+    there = set(frame.columns)
+    return [number for number in range(len(names)) if f"set{number}" in there]

@@ -1,12 +1,14 @@
 """Rows of a catalogue sorted by semantic ID: what every engine hands to the build, and the one for rows in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from trieton_builder.catalogue.keys import KeyLayout
+from trieton_builder.indexing.interruptible import interruptible
+from trieton_builder.indexing.row_sets import GatheredSets, RowSets
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,12 @@ class SortedChunk:
     Attributes:
         keys: int64 [num_keys, n], packed codes.
         ids: item ids, int64 [n] or UTF-8 `S{w}` [n].
-        masks: per named set bool [n].
+        sets: the named sets of the rows.
     """
 
     keys: np.ndarray
     ids: np.ndarray
-    masks: Mapping[str, np.ndarray]
+    sets: RowSets
 
 
 class SortedRows(Protocol):
@@ -82,15 +84,17 @@ class MemoryRows:
     has_end: bool
     keys: list[np.ndarray]
     ids: np.ndarray | None  # in the caller's order; None: the row numbers
-    masks: Mapping[str, np.ndarray]
+    sets: RowSets  # in the caller's order
     rows: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        self._sets = GatheredSets(self.sets)
         num_rows = len(self.keys[0])
         try:
             import polars as pl
         except ImportError:
-            self.rows = np.lexsort(self.keys[::-1]).astype(row_type(num_rows))  # stable; the last key is the first
+            # Stable; the last key is the first.
+            self.rows = interruptible(lambda: np.lexsort(self.keys[::-1]).astype(row_type(num_rows)))
             self.keys = [key[self.rows] for key in self.keys]
             return
         columns = {f"key{k}": pl.Series(values) for k, values in enumerate(self.keys)}
@@ -99,7 +103,7 @@ class MemoryRows:
         columns["row"] = pl.Series(np.arange(num_rows, dtype=row_type(num_rows)))
         frame = pl.DataFrame(columns)
         columns.clear()
-        frame = frame.sort(by, maintain_order=True)
+        frame = interruptible(lambda: frame.sort(by, maintain_order=True))
         self.keys = [frame[name].to_numpy() for name in by]
         self.rows = frame["row"].to_numpy()
 
@@ -113,15 +117,14 @@ class MemoryRows:
 
     @property
     def set_names(self) -> tuple[str, ...]:
-        return tuple(sorted(self.masks))
+        return self.sets.names
 
     def chunks(self, size: int) -> Iterator[SortedChunk]:
         for start in range(0, self.num_rows, size):
             part = slice(start, start + size)
             rows = self.rows[part]
             ids = rows.astype(np.int64) if self.ids is None else self.ids[rows]
-            masks = {name: self.masks[name][rows] for name in self.set_names}
-            yield SortedChunk(np.stack([key[part] for key in self.keys]), ids, masks)
+            yield SortedChunk(np.stack([key[part] for key in self.keys]), ids, self._sets.take(rows))
 
     def by_id(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self.ids is None:  # the ids are the row numbers: unique, and no sort is needed
@@ -130,10 +133,10 @@ class MemoryRows:
             ids = np.arange(self.num_rows, dtype=np.int64)
         else:
             unsorted = self.ids[self.rows]
-            places = np.argsort(unsorted)
+            places = interruptible(lambda: np.argsort(unsorted))
             ids = unsorted[places]
             if (ids[1:] == ids[:-1]).any():  # only then does it matter that the faster sort is not stable
-                places = np.argsort(unsorted, kind="stable")
+                places = interruptible(lambda: np.argsort(unsorted, kind="stable"))
         for start in range(0, self.num_rows, size):
             yield ids[start : start + size], places[start : start + size]
 

@@ -5,9 +5,12 @@ index, which is one file: its memory stays bounded, its disks and one of its cor
 """
 
 import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trieton_builder.indexing.interruptible import interruptible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,18 +62,25 @@ class SparkEngine:
         return cls(session)
 
     def sort_rows(self, rows: Path, out: Path, columns: list[str], by: list[str], without: Path | None) -> None:
-        frame = self._read(rows).select(*columns)
-        if without is not None:
-            frame = frame.join(self._read(without), on="row", how="left_anti").select(*columns)
-        self._write(frame.sort(*by), out)
+        def work() -> None:
+            frame = self._read(rows).select(*columns)
+            if without is not None:
+                frame = frame.join(self._read(without), on="row", how="left_anti").select(*columns)
+            self._write(frame.sort(*by), out)
+
+        self._run(work)
 
     def sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
-        from pyspark.sql import functions as F
-
         if not parts:
             out.mkdir()
             return
-        files = self._session.read.parquet(*(_uri(part) for part, _ in parts))
+        self._run(lambda: self._sort_ids(parts, out))
+
+    def _sort_ids(self, parts: list[tuple[Path, int]], out: Path) -> None:
+        from pyspark.sql import functions as F
+
+        # By folder: a file whose path has brackets is read twice. The join keeps those that were asked for.
+        files = self._read(*{part.parent for part, _ in parts})
         column = "id" if "id" in files.columns else "row"
         # The place of a row is the first place of its file plus its number there: a join with a table of a few rows.
         firsts = self._session.createDataFrame([(part.name, first) for part, first in parts], "file string, first long")
@@ -84,18 +94,32 @@ class SparkEngine:
         )
         self._write(placed.sort("id", "place"), out)
 
-    def _read(self, path: Path) -> "DataFrame":
-        return self._session.read.parquet(_uri(path))
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run jobs in a group of their own, which an interrupt cancels; a fault of Spark's becomes one line."""
+        context = self._session.sparkContext
+        group = f"trieton-{uuid.uuid4()}"
+
+        def grouped() -> None:
+            context.setJobGroup(group, "trieton build", interruptOnCancel=True)
+            work()
+
+        try:
+            interruptible(grouped, cancel=lambda: context.cancelJobGroup(group))
+        except Exception as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise OSError(f"sorting with Spark failed: {said[0]}") from None
+
+    def _read(self, *paths: Path) -> "DataFrame":
+        # Without the option Spark takes brackets and stars in a path for a pattern.
+        return self._session.read.option("__globPaths__", "false").parquet(*map(_uri, paths))
 
     def _write(self, frame: "DataFrame", out: Path) -> None:
-        try:
-            frame.write.option("compression", "uncompressed").parquet(_uri(out))
-        except Exception as error:
-            raise OSError(f"sorting with Spark failed: {str(error).splitlines()[0]}") from None
+        frame.write.option("compression", "uncompressed").parquet(_uri(out))
 
 
 def _uri(path: Path) -> str:
-    return path.absolute().as_uri()
+    """A path as Hadoop reads it: with its scheme, and without the percent signs of a real URI."""
+    return f"file://{path.absolute()}"
 
 
 def _submitted() -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+from trieton.compiled import cached_njit
 from trieton.index.named_sets import positions_type, stored_as_bits
 
 from trieton_builder.catalogue.keys import KeyLayout
@@ -26,7 +26,7 @@ class Survey:
         num_leaves: distinct semantic IDs.
         edges: edges of each level, [num_levels].
         head_levels: levels before the tail.
-        members: size of each named set.
+        members: size of each named set, in order of the names.
     """
 
     layout: KeyLayout
@@ -114,20 +114,21 @@ def survey_rows(rows: SortedRows, max_tail_span: int, progress: Progress | None 
     levels = layout.num_levels
     edges, opened, spans = (np.zeros(levels, np.int64) for _ in range(3))
     previous = np.full(layout.num_keys, -1, np.int64)  # no key is negative: the first row differs at every level
-    members = dict.fromkeys(rows.set_names, 0)
+    members = np.zeros(len(rows.set_names), np.int64)
     leaves = num_items = depth = 0
     for chunk in read_chunks(rows, "count", progress):
         leaves, depth = _count(chunk.keys, layout.places, previous, edges, opened, spans, leaves, depth)
         num_items += len(chunk.ids)
-        for name, mask in chunk.masks.items():
-            members[name] += int(np.count_nonzero(mask))
+        for number, places in chunk.sets.members():
+            members[number] += len(places)
     edges = np.cumsum(edges)  # an edge of a level opens with every leaf that differs there or before
     if leaves:
         opened[depth:] = leaves - 1
         np.maximum(spans, leaves - opened, out=spans)
     types = [code_type(size + rows.has_end) for size in layout.sizes]
     head = _tail_start([1, *edges.tolist()], [leaves, *spans.tolist()], types, leaves, max_tail_span)
-    return Survey(layout, rows.has_end, rows.id_type, num_items, leaves, tuple(edges.tolist()), head, members)
+    sizes = dict(zip(rows.set_names, members.tolist(), strict=True))
+    return Survey(layout, rows.has_end, rows.id_type, num_items, leaves, tuple(edges.tolist()), head, sizes)
 
 
 def _tail_start(
@@ -152,7 +153,7 @@ def _tail_start(
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def first_difference(keys, row, previous, places):
     """The first level at which a row differs from `previous`; num_levels when it does not."""
     for level in range(places.shape[1]):
@@ -162,7 +163,7 @@ def first_difference(keys, row, previous, places):
     return places.shape[1]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count(keys, places, previous, edges, opened, spans, leaves, depth_before):
     """Count on; `opened[level]`: leaf that opened the newest edge of a level, for levels before `depth_before` only.
 

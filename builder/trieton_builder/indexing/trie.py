@@ -5,7 +5,6 @@ level, which fixes where the tail begins and how large every tensor is; the pass
 memory or straight into the file. Neither holds more than a chunk.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,14 @@ from typing import TypeVar
 
 import numpy as np
 from trieton.index.catalog import encode_item_ids
+from trieton.index.named_sets import check_set_names
 from trieton.index.static_index import StaticIndex
+from trieton.resources import usable_cores
 
+from trieton_builder.catalogue.columns import NO_ITEM
 from trieton_builder.catalogue.keys import KeyLayout
 from trieton_builder.indexing.emit import MemoryTensors, TensorSink, emit_order, emit_trie
+from trieton_builder.indexing.row_sets import RowSets
 from trieton_builder.indexing.sorted_rows import MemoryRows, SortedRows, number_row
 from trieton_builder.indexing.survey import Progress, Survey, survey_rows
 
@@ -59,7 +62,7 @@ def build_index(
     masks = _checked_sets(sets, len(codes))
     keys = _checked_keys(codes, lengths, layout)
     has_end = lengths is not None and bool((lengths < layout.num_levels).any())
-    rows = MemoryRows(layout, has_end, keys, ids, masks)
+    rows = MemoryRows(layout, has_end, keys, ids, RowSets.of_masks(masks))
 
     index, dropped = write_index(rows, MemoryTensors, MemoryTensors.index, drop_repeats=drop_repeats)
     if dropped:
@@ -172,7 +175,7 @@ def _checked_keys(codes: np.ndarray, lengths: np.ndarray | None, layout: KeyLayo
         return found
 
     starts = range(0, len(codes), _CHECK_ROWS)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(4, usable_cores())) as threads:
         found = list(threads.map(pack, starts))
     for start, (bad, row, level) in zip(starts, found, strict=True):
         if bad:
@@ -192,14 +195,23 @@ def _checked_ids(item_ids: Sequence[int] | Sequence[str] | np.ndarray, num_rows:
     ids = encode_item_ids(item_ids, text=np.asarray(item_ids).dtype.kind not in "iufcb")
     if len(ids) != num_rows:
         raise ValueError(f"item_ids: expected {num_rows}, one per row of codes, got {len(ids)}")
+    if ids.dtype.kind == "i" and (ids == NO_ITEM).any():
+        row = int(np.argmax(ids == NO_ITEM))
+        raise ValueError(f"item_ids: row {row}: {NO_ITEM} is no item id: in an answer it means that there is no item")
     return ids
 
 
 def _checked_sets(sets: Mapping[str, np.ndarray] | None, num_rows: int) -> dict[str, np.ndarray]:
     masks = {}
     for name, mask in (sets or {}).items():
+        if not name.strip():
+            raise ValueError(f"sets: expected a name, got {name!r}")
         mask = np.asarray(mask)
         if mask.dtype != np.bool_ or mask.shape != (num_rows,):
             raise ValueError(f"sets: {name!r}: expected bool [{num_rows}], got {mask.dtype} {mask.shape}")
         masks[name] = mask
+    try:
+        check_set_names(masks)
+    except ValueError as error:
+        raise ValueError(f"sets: {error}") from None
     return masks

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from trieton.bundle import INDEX_FILES, MANIFEST, RETRIEVER, Bundle
+from trieton.compiled import cached_njit
 from trieton.index.static_index import StaticIndex
 from trieton.retriever.spec import SPEC_FILE, RetrieverSpec
 
@@ -208,7 +208,7 @@ def _tail_fan_outs(codes: np.ndarray, opens: np.ndarray, width: int) -> tuple[np
     return histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1], edges
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count_fan_outs(codes, opens, histogram):
     edges, fan_out = 0, 0
     for leaf in range(len(codes)):

@@ -1,5 +1,6 @@
 """Telling a running server which versions to hold."""
 
+import itertools
 import json
 import time
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 from google.protobuf import json_format, text_format
+from trieton_client.address import Address
+from trieton_client.channel import channel_options
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
@@ -39,8 +42,14 @@ class ServerControl:
         self.model = repository.model
         self.load_timeout = load_timeout
         self._headers = {GRPC_KEY_HEADER: key} if key else {}
-        self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._address = Address.parse(url)
+        self._client = self._connect()
         self._met = False  # whether it has answered anything
+
+    def _connect(self) -> tritonclient.grpc.InferenceServerClient:
+        return tritonclient.grpc.InferenceServerClient(
+            self._address.target, channel_args=channel_options(self._address)
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -48,7 +57,7 @@ class ServerControl:
     def states(self, model: str | None = None) -> dict[int, tuple[str, str]]:
         """{version: (state, reason)} of every version of the model, or of another, that the server has ever seen."""
         wanted = model or self.model
-        index = self._call("repository index", self._client.get_model_repository_index, client_timeout=QUICK)
+        index = self._call("repository index", "get_model_repository_index")
         return {
             int(entry.version): (entry.state, entry.reason)
             for entry in index.models
@@ -70,15 +79,15 @@ class ServerControl:
         """
         self._call(
             f"load of version {versions[-1]}",
-            self._client.load_model,
+            "load_model",
             self.model,
             config=self._config(versions),
-            client_timeout=self.load_timeout,
+            timeout=self.load_timeout,
         )
 
     def load_other(self, model: str) -> None:
         """Load another model of the repository by its own configuration. Raises as `load` does."""
-        self._call(f"load of {model}", self._client.load_model, model, client_timeout=self.load_timeout)
+        self._call(f"load of {model}", "load_model", model, timeout=self.load_timeout)
 
     def fault(self, version: int | None, bundle_id: str | None = None) -> str | None:
         """Why a real request to a version gets no answer; None when it is answered.
@@ -125,7 +134,7 @@ class ServerControl:
 
     def unload(self) -> None:
         """Hold no version."""
-        self._call("unload", self._client.unload_model, self.model, client_timeout=QUICK)
+        self._call("unload", "unload_model", self.model)
 
     def wait_ready(self, version: int, timeout: float = 30.0, *, highest: bool = True) -> None:
         """Wait until the repository index says that `version` is READY and, with `highest`, that no higher one is."""
@@ -146,7 +155,7 @@ class ServerControl:
 
     def server_ready(self) -> bool:
         """The server's own readiness; with strict readiness any version it once unloaded turns this false (seen)."""
-        return self._call("readiness", self._client.is_server_ready, client_timeout=QUICK)
+        return self._call("readiness", "is_server_ready")
 
     def _config(self, versions: list[int]) -> str:
         try:
@@ -157,13 +166,42 @@ class ServerControl:
         config["version_policy"] = {"specific": {"versions": versions}}
         return json.dumps(config)
 
-    def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            answer = function(*arguments, headers=self._headers, **options)
-        except InferenceServerException as error:
-            raise self._error(what, error, options["client_timeout"]) from None
-        self._met = True
-        return answer
+    def _call(self, what: str, method: str, *arguments: Any, timeout: float | None = None, **options: Any) -> Any:
+        """Call a method of tritonclient's client.
+
+        All of them may be called twice: loads and unloads say what is to be there, not what is to be done. So a call
+        whose connection was lost, or that got no answer in the short time of a question, is repeated on a new one: a
+        relay or a firewall in between may have forgotten the old one while a long load ran.
+
+        Args:
+            timeout: seconds that a load may take, over all tries; None for a question.
+
+        Raises:
+            NoControlError, RolloutError: see `load`.
+        """
+        quick = timeout is None
+        end = time.monotonic() + (timeout or 2 * QUICK)
+        for attempt in itertools.count():
+            started = time.monotonic()
+            try:
+                answer = getattr(self._client, method)(
+                    *arguments,
+                    headers=self._headers,
+                    client_timeout=max(0.1, min(timeout or QUICK, end - started)),
+                    **options,
+                )
+            except InferenceServerException as error:
+                now = time.monotonic()
+                # A connection that lasted for a while was a good one, so its loss is worth another try each time.
+                again = now < end - 0.1 and (attempt == 0 or now - started > 1)
+                if not (again and _is_lost(error, quick=quick)):
+                    raise self._error(what, error, timeout or QUICK) from None
+                self._client.close()
+                self._client = self._connect()
+            else:
+                self._met = True
+                return answer
+        raise AssertionError("unreachable")
 
     def _error(self, what: str, error: InferenceServerException, timeout: float) -> RolloutError:
         text, status = (error.message() or "").strip(), str(error.status() or "")
@@ -180,6 +218,7 @@ class ServerControl:
                 return ServerGoneError(f"{self.url}: the server went away during the {what}")
             return ServerGoneError(
                 f"{self.url}: no server answers there; is it running, and is this its gRPC port? ({text})"
+                f"{self._address.proxy_hint()}"
             )
         reason = load_failure(text)
         if reason is None and not self._lives():  # a broken connection has many texts and states of its own
@@ -191,3 +230,15 @@ class ServerControl:
             return self._client.is_server_live(headers=self._headers, client_timeout=QUICK)
         except InferenceServerException:
             return False
+
+
+def _status(error: InferenceServerException) -> str:
+    return str(error.status() or "").removeprefix("StatusCode.")
+
+
+def _is_lost(error: InferenceServerException, *, quick: bool) -> bool:
+    """Whether a call failed by its connection, or (where answers come at once) waited in vain."""
+    status = _status(error)
+    if status == "UNAVAILABLE":  # the server says so, too, where a call is restricted
+        return "restricted" not in (error.message() or "")
+    return quick and status == "DEADLINE_EXCEEDED"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
@@ -13,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
+from trieton.resources import available_memory, cpu_limit, memory_limit, total_memory, usable_cores
+from trieton_client.address import PROXY_VARIABLES
 
 from trieton_builder.server import installation
 from trieton_builder.server.checks import PortTakenError, choose_ports
@@ -58,11 +60,16 @@ def examine(folder: Path = Path(), *, start: bool = True) -> Iterator[Finding]:
     yield _attempt("stub", lambda: str(installation.find_stub(installation.wheel_folder())))
     yield _attempt("libpython", lambda: str(installation.find_libpython()))
     yield _attempt("numpy", installation.check_numpy)
-    yield _packages()
+    packages = _packages()
+    yield packages
+    if packages.status == "ok":
+        yield _compiled_code()
     yield _shared_memory()
     yield _leftovers()
     yield _ports()
+    yield _proxy()
     yield _disk(folder)
+    yield _cores()
     yield _memory()
     yield _optional("Java", "java", ["-version"], "only the Spark build needs it: a JRE, 17 or newer")
     yield _optional("GPU", "nvidia-smi", ["-L"], "none is needed; with one: the container of deploy/Dockerfile")
@@ -154,6 +161,24 @@ def _ports() -> Finding:
     return Finding("ports", "ok", "8000, 8001, 8002 free on loopback")
 
 
+def _proxy() -> Finding:
+    """What the environment says about proxies, and who follows it."""
+    found = [name for name in PROXY_VARIABLES if name in os.environ]
+    if not found:
+        others = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+        return Finding("proxy", "ok", f"gRPC ignores {', '.join(others)}" if others else "none")
+    # A password in it must not be shown.
+    shown = ", ".join(f"{name}={os.environ[name].rpartition('@')[2] or '(empty)'}" for name in found)
+    if not os.environ[found[0]]:
+        return Finding("proxy", "ok", f"{shown}: {found[0]} is empty, so gRPC goes without one")
+    return Finding(
+        "proxy",
+        "note",
+        f"{shown}: gRPC to other machines goes through the proxy of {found[0]}, to this one it does not",
+        "no_proxy=HOST leaves a server out",
+    )
+
+
 def _disk(folder: Path) -> Finding:
     free = {path: shutil.disk_usage(path).free for path in (folder.absolute(), Path(tempfile.gettempdir()))}
     text = ", ".join(f"{size / MIB / 1024:.1f} GiB free at {path}" for path, size in free.items())
@@ -165,11 +190,37 @@ def _disk(folder: Path) -> Finding:
 
 
 def _memory() -> Finding:
-    memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
-    text = f"{memory.available // MIB:,} of {memory.total // MIB:,} MiB available, {cores} cores usable"
-    if memory.available < 1024 * MIB:
+    """Of the container where it is limited: the machine's own is no help there."""
+    limit, available = memory_limit(), available_memory()
+    text = f"{available // MIB:,} of {total_memory() // MIB:,} MiB available"
+    if limit is not None:
+        text += f" (limit of the control group: {limit // MIB:,} MiB)"
+    if available < 1024 * MIB:
         return Finding("memory", "note", text, "while versions change two of them are resident")
     return Finding("memory", "ok", text)
+
+
+def _cores() -> Finding:
+    affinity, quota, usable = len(os.sched_getaffinity(0)), cpu_limit(), usable_cores()
+    quota_text = "no quota" if math.isinf(quota) else f"quota of the control group: {quota:g}"
+    text = f"{usable} usable of {os.cpu_count()} ({affinity} in the affinity mask, {quota_text})"
+    if quota < 1:
+        return Finding("cores", "note", text, "below one core the server stands still in each period; give it one")
+    return Finding("cores", "ok", text)
+
+
+def _compiled_code() -> Finding:
+    """Where Numba keeps it. Asked in a process of its own: nobody else pays for the import of a compiler."""
+    program = "from trieton.compiled import cache_place; print(cache_place() or '')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding("compiled code", "fail", f"Numba does not run: {last}", "pip install --force-reinstall numba")
+    if place := done.stdout.strip():
+        return Finding("compiled code", "ok", f"kept in {place}")
+    said = done.stderr.strip().rpartition(": ")[2] or "no folder for it may be written"
+    remedy = "each start compiles for seconds; name a folder of your own in NUMBA_CACHE_DIR"
+    return Finding("compiled code", "note", said, remedy)
 
 
 def _optional(check: str, program: str, arguments: list[str], remedy: str) -> Finding:

@@ -60,6 +60,14 @@ def find_installation() -> Installation:
     )
 
 
+def link_backend(installation: Installation, folder: Path) -> None:
+    """A backend directory of links: the wheel keeps the stubs apart, the server wants one beside the library."""
+    backend = folder / "backends" / "python"
+    backend.mkdir(parents=True)
+    for path in (*installation.backend.glob("*.so"), *installation.backend.glob("*.py"), installation.stub):
+        (backend / path.name).symlink_to(path)
+
+
 def wheel_folder() -> Path:
     """The folder `pytriton/tritonserver`, found without importing the package (its import costs half a second)."""
     spec = importlib.util.find_spec("pytriton")

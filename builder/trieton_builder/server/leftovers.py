@@ -39,6 +39,12 @@ def dead_folders() -> list[Path]:
     return dead
 
 
+def environments() -> set[Path]:
+    """Folders that the Python backends of running and killed servers made, always in /tmp. A server that ends itself
+    removes its own, which does not say whose it is."""
+    return set(Path("/tmp").glob("python_env_*"))
+
+
 def sweep() -> None:
     """Remove what dead starters of this namespace left; a server that still answers its last requests keeps it."""
     for folder in dead_folders():

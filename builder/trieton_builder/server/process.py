@@ -7,6 +7,7 @@ Loopback and free ports by default; the endpoints that control models need a key
 why the command line is as it is, was measured on 2.51.0 and is explained where it is used.
 """
 
+import atexit
 import contextlib
 import http.client
 import os
@@ -22,17 +23,21 @@ from pathlib import Path
 
 import psutil
 
+from trieton_builder import interrupts
 from trieton_builder.bundle.model_config import MODEL_NAME
 from trieton_builder.server import launcher, leftovers
 from trieton_builder.server.checks import (
     PortTakenError,
     ServerError,
+    check_extra_args,
     check_repository,
     choose_ports,
     has_space,
     load_failure,
+    loopback,
+    refused_option,
 )
-from trieton_builder.server.installation import REINSTALL, Installation, check_numpy, find_installation
+from trieton_builder.server.installation import REINSTALL, Installation, check_numpy, find_installation, link_backend
 
 KEY_HEADER = "trieton-control-key"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"  # the prefix is the server's
@@ -42,6 +47,7 @@ TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
 # Of /dev/shm, per instance: a batch of the longest lists. From the server's 1 MiB it would grow in steps under load.
 SHM_BYTES = 16 << 20
 PORT_TRIES = 5
+PING_MS = 5000  # how often a client may ask over gRPC whether the server is there
 
 
 class TritonServer:
@@ -54,7 +60,8 @@ class TritonServer:
         model_control: "explicit" (only `load` and the control endpoints load models), "poll" or "none".
         load: models to load at the start (explicit mode); each must have a servable version, or the start fails.
         ports: HTTP, gRPC, metrics; None chooses free ones.
-        address: where to listen; anything but loopback opens the server to the network.
+        address: where to listen, an IP address; anything but loopback opens the server to the network.
+            None takes 127.0.0.1, or ::1 where there is only that.
         control_key: the secret for the model-control endpoints; None makes a random one.
         strict_readiness: with True, one failed load of a new version turns the server's readiness false although the
             old version serves (seen); False keeps it true, and per-model readiness tells the truth in both cases.
@@ -66,9 +73,10 @@ class TritonServer:
         trace_endpoint: base address of an OpenTelemetry collector (OTLP over HTTP) for the spans of requests with a
             header `traceparent`, see `trieton.serving.tracing`.
         log_path: file for the server's output, kept; None keeps it only while the server lives.
-        extra_args: further command-line options of the server.
+        extra_args: further command-line options of the server, each `--name=value`.
 
     Raises:
+        ValueError: an option of `extra_args` is none, or is set here already.
         InstallationError: see `trieton_builder.server.installation`.
         PortTakenError: a port of `ports` is in use.
         ServerError: wrong repository, or the server died or was not ready in time.
@@ -81,7 +89,7 @@ class TritonServer:
         model_control: str = "explicit",
         load: Sequence[str] = (MODEL_NAME,),
         ports: tuple[int | None, int | None, int | None] = (None, None, None),
-        address: str = "127.0.0.1",
+        address: str | None = None,
         control_key: str | None = None,
         strict_readiness: bool = False,
         exit_timeout: int = 10,
@@ -98,7 +106,7 @@ class TritonServer:
         self.repository = Path(repository).absolute()
         self.model_control = model_control
         self.load = tuple(load) if model_control == "explicit" else ()
-        self.address = address
+        self.address = loopback() if address is None else address
         self.control_key = secrets.token_hex(16) if control_key is None else control_key
         self.exit_timeout = exit_timeout
         self._wanted_ports = ports
@@ -113,25 +121,27 @@ class TritonServer:
         self._id = f"trieton-{os.getpid()}-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._backend_folders: set[Path] = set()
         self._ports = (0, 0, 0)
         self._exit_code: int | None = None
+        check_extra_args(extra_args, self._arguments(Path()))
 
     # What others use
 
     @property
     def http_url(self) -> str:
         """host:port of the HTTP endpoint."""
-        return f"{self._host}:{self._ports[0]}"
+        return f"{self._url_host}:{self._ports[0]}"
 
     @property
     def grpc_url(self) -> str:
         """host:port of the gRPC endpoint."""
-        return f"{self._host}:{self._ports[1]}"
+        return f"{self._url_host}:{self._ports[1]}"
 
     @property
     def metrics_url(self) -> str:
         """URL of the Prometheus metrics."""
-        return f"http://{self._host}:{self._ports[2]}/metrics"
+        return f"http://{self._url_host}:{self._ports[2]}/metrics"
 
     @property
     def pid(self) -> int:
@@ -197,18 +207,26 @@ class TritonServer:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def stop(self) -> int:
-        """End the server: SIGTERM, bounded wait, SIGKILL; remove what it left in /dev/shm. Returns its exit code."""
+        """End the server: SIGTERM, bounded wait, SIGKILL; remove what it left in /dev/shm. Returns its exit code.
+
+        Ctrl-C or SIGTERM meanwhile ends the wait, not the removal, and is raised afterwards.
+        """
+        with interrupts.held_back() as held:
+            return self._stop(held)
+
+    def _stop(self, held: interrupts.Held) -> int:
         process, self._process = self._process, None
         if process is not None:
             stubs = []
             with contextlib.suppress(psutil.Error):
                 stubs = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(self.exit_timeout + 10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            deadline = time.monotonic() + self.exit_timeout + 10
+            while process.poll() is None:
+                if held.came or time.monotonic() > deadline:
+                    process.kill()
+                    process.wait()
+                time.sleep(0.01)
             for stub in stubs:  # psutil compares start times, so a reused process id is safe
                 with contextlib.suppress(psutil.Error):
                     stub.kill()
@@ -218,12 +236,14 @@ class TritonServer:
 
     def kill(self) -> None:
         """End a server nobody needs any more at once; `stop` would take seconds."""
-        if self._process is not None:
-            for process in reversed(self.processes()):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            self._process.wait()
-        self.stop()
+        with interrupts.held_back() as held:
+            if self._process is not None:
+                with contextlib.suppress(psutil.Error):  # it has ended by itself
+                    for process in reversed(self.processes()):
+                        with contextlib.suppress(psutil.Error):
+                            process.kill()
+                self._process.wait()
+            self._stop(held)
 
     def __enter__(self) -> "TritonServer":
         return self.start()
@@ -235,16 +255,26 @@ class TritonServer:
 
     @property
     def _host(self) -> str:
-        return "127.0.0.1" if self.address in ("0.0.0.0", "") else self.address
+        """Where this machine itself reaches the server."""
+        return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+
+    @property
+    def _url_host(self) -> str:
+        return f"[{self._host}]" if ":" in self._host else self._host
 
     def _start_once(self, installation: Installation) -> None:
         self._exit_code = None
+        # For an interrupt between two lines of who would have stopped it. Only here: a forked process ends too.
+        self._starter = os.getpid()
+        atexit.register(self._stop_at_exit)
         temporary = tempfile.gettempdir()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-", dir="/tmp" if has_space(temporary) else temporary))
         leftovers.mark(self._folder)
         self._ports = choose_ports(self._wanted_ports, self.address)
-        _link_backend(installation, self._folder)
-        command = [str(installation.binary), *self._arguments(self._folder / "backends")]
+        link_backend(installation, self._folder)
+        arguments = [f"--model-repository={self._plain_repository()}", *self._arguments(self._folder / "backends")]
+        command = [str(installation.binary), *arguments, *self._extra_args]
+        there = leftovers.environments()
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), str(self._niceness), *command],
@@ -256,29 +286,39 @@ class TritonServer:
                 start_new_session=True,  # Ctrl-C reaches the starter alone, which then stops the server in order
             )
         self._wait_ready()
+        self._backend_folders = leftovers.environments() - there
 
     def _arguments(self, backends: Path) -> list[str]:
+        """The command line without the program, the repository and `extra_args`."""
         http_port, grpc_port, metrics_port = self._ports
         control = f"{KEY_HEADER}={self.control_key}"
+        # Triton 2.51 writes IPv6 in two ways; `::1` alone it takes for a port in use, or for every address.
+        over_http, over_grpc = (
+            (f"ipv6:{self.address}", f"[{self.address}]") if ":" in self.address else [self.address] * 2
+        )
         arguments = [
             f"--id={self._id}",
-            f"--model-repository={self._plain_repository()}",
             f"--model-control-mode={self.model_control}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
             f"--backend-config=python,shm-default-byte-size={SHM_BYTES}",
-            f"--http-address={self.address}",
+            f"--http-address={over_http}",
             f"--http-port={http_port}",
-            f"--grpc-address={self.address}",
+            f"--grpc-address={over_grpc}",
             f"--grpc-port={grpc_port}",
-            f"--metrics-address={self.address}",
+            f"--metrics-address={over_http}",
             f"--metrics-port={metrics_port}",
             f"--http-restricted-api={RESTRICTED}:{control}",
             f"--grpc-restricted-protocol={RESTRICTED}:{control}",
             # Our configuration is complete; to guess at it the server would start every model twice (1 s or more).
             "--disable-auto-complete-config",
+            # Quantiles of the time in the queue and in the model, for the dashboard; off by default.
+            "--metrics-config=summary_latencies=true",
             f"--strict-readiness={str(self._strict_readiness).lower()}",
             f"--exit-timeout-secs={self.exit_timeout}",
+            # Clients ask every 10 s whether we are there while they wait. By default the server ends connections that
+            # ask more often than every 5 minutes (too_many_pings), after three minutes of one long load (seen).
+            f"--grpc-http2-min-recv-ping-interval-without-data={PING_MS}",
         ]
         if self._trace_endpoint is not None:
             # Not the server's own tracing (--trace-config mode=opentelemetry): with a collector that accepts and never
@@ -286,7 +326,7 @@ class TritonServer:
             arguments += [f"--{kind}-header-forward-pattern={TRACE_HEADERS}" for kind in ("http", "grpc")]
         if self.model_control == "poll":
             arguments.append(f"--repository-poll-secs={self._poll_seconds}")
-        return [*arguments, *(f"--load-model={name}" for name in self.load), *self._extra_args]
+        return [*arguments, *(f"--load-model={name}" for name in self.load)]
 
     def _environment(self, installation: Installation) -> dict[str, str]:
         """The stub is a Python of its own that ignores every PYTHON* variable (it is isolated, seen).
@@ -351,24 +391,27 @@ class TritonServer:
             return ServerError(
                 f"the server's program does not run (exit code {code}): {tail or 'no output'}; {REINSTALL}"
             )
-        reason = load_failure(self.log_path.read_text(errors="replace"))
+        log = self.log_path.read_text(errors="replace")
+        if refused := refused_option(log):
+            return ServerError(f"the server refuses an option: {refused}")
+        reason = load_failure(log)
         if reason is not None:
             return ServerError(f"{self.repository}: {reason}")
         return ServerError(f"the server ended with exit code {code} while starting; its log ends with:\n{tail}")
 
+    def _stop_at_exit(self) -> None:
+        if os.getpid() == self._starter:
+            self.stop()
+
     def _remove_leftovers(self) -> None:
+        atexit.unregister(self._stop_at_exit)
         leftovers.remove_regions(self.shm_prefix)
+        if len(self._backend_folders) == 1:  # else a server that started meanwhile owns one of them
+            with contextlib.suppress(OSError):  # gone, as it should be, or not empty
+                self._backend_folders.pop().rmdir()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _link_backend(installation: Installation, folder: Path) -> None:
-    """A backend directory of links: the wheel keeps the stubs apart, the server wants one beside the library."""
-    backend = folder / "backends" / "python"
-    backend.mkdir(parents=True)
-    for path in (*installation.backend.glob("*.so"), *installation.backend.glob("*.py"), installation.stub):
-        (backend / path.name).symlink_to(path)
 
 
 def _prepend(environment: dict[str, str], name: str, value: str) -> None:

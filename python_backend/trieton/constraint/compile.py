@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
+from trieton.compiled import cached_njit
 from trieton.constraint.expressions import ConstraintError, Expression, check_names, combined, parse
 from trieton.constraint.plane import Plane
 from trieton.constraint.plane_cache import CacheStats, PlaneCache, TextCache
@@ -143,7 +143,7 @@ def _caches_of(index: StaticIndex) -> tuple[PlaneCache, TextCache]:
 def _expression_plane(index: StaticIndex, texts: Sequence[str]) -> Plane:
     """The plane of the items that every one of `texts` allows."""
     if not texts:
-        return Plane(bits=(None,) * _num_plane_levels(index))
+        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
     for text in texts:
         if not isinstance(text, str):
             raise ConstraintError(f"expected the expression as text, got {type(text).__name__}")
@@ -170,14 +170,14 @@ def _plane_of(index: StaticIndex, expression: Expression) -> Plane:
     item_bits = expression.evaluate(index.sets, index.num_items)
     allowed = _count_bits(item_bits, 0, index.num_items)
     if allowed == index.num_items:
-        return Plane(bits=(None,) * _num_plane_levels(index))
+        return Plane(bits=(None,) * _num_plane_levels(index), index=weakref.ref(index))
     if allowed <= SMALL_SET and allowed * LISTED_EDGE_BITS * _num_plane_levels(index) <= index.num_leaves:
         return _list_plane(index, np.flatnonzero(np.unpackbits(item_bits, count=index.num_items, bitorder="little")))
     leaf_ptr = index.catalog.leaf_ptr
     bits = [item_bits if leaf_ptr is None else _lift(item_bits, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         bits.append(_lift(bits[-1], ptr))
-    return Plane(bits=tuple(reversed(bits)), item_bits=item_bits)
+    return Plane(bits=tuple(reversed(bits)), item_bits=item_bits, index=weakref.ref(index))
 
 
 # ---- lists
@@ -193,7 +193,7 @@ def _list_plane(index: StaticIndex, positions: np.ndarray) -> Plane:
     alive = [positions if leaf_ptr is None else _parents(positions, leaf_ptr)]
     for ptr in reversed(_child_ptr(index)):
         alive.append(_parents(alive[-1], ptr))
-    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions)
+    return Plane(bits=(None,) * len(alive), alive=tuple(reversed(alive)), included=positions, index=weakref.ref(index))
 
 
 def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
@@ -205,7 +205,13 @@ def _excluding(index: StaticIndex, base: Plane, positions: np.ndarray) -> Plane:
     dead = [positions if leaf_ptr is None else _dead_parents(positions, leaf_ptr, _or_empty(base.item_bits))]
     for ptr, bits in zip(reversed(_child_ptr(index)), reversed(base.bits[1:]), strict=True):
         dead.append(_dead_parents(dead[-1], ptr, _or_empty(bits)))
-    return Plane(bits=base.bits, dead=tuple(reversed(dead)), item_bits=base.item_bits, excluded=positions)
+    return Plane(
+        bits=base.bits,
+        dead=tuple(reversed(dead)),
+        item_bits=base.item_bits,
+        excluded=positions,
+        index=weakref.ref(index),
+    )
 
 
 def _or_empty(bits: np.ndarray | None) -> np.ndarray:
@@ -224,7 +230,7 @@ def _child_ptr(index: StaticIndex) -> tuple[np.ndarray, ...]:
     return index.row_ptr[1 : _num_plane_levels(index)]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _any_bit(bits, lo, hi):
     """Whether any of the bits lo .. hi is set."""
     if lo >= hi:
@@ -242,7 +248,7 @@ def _any_bit(bits, lo, hi):
     return False
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _count_bits(bits, lo, hi):
     """How many of the bits lo .. hi are set."""
     if lo >= hi:
@@ -258,7 +264,7 @@ def _count_bits(bits, lo, hi):
     return count
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _lift(bits, ptr):
     """Bits of the level above: bit e is set when any of the bits ptr[e] .. ptr[e + 1] is."""
     edges = len(ptr) - 1
@@ -275,7 +281,7 @@ def _lift(bits, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _owners(children, ptr):
     """The parent of each child: the edge e with ptr[e] <= child < ptr[e + 1].
 
@@ -294,7 +300,7 @@ def _owners(children, ptr):
     return out
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _parents(children, ptr):
     """Distinct parents, sorted, of sorted children."""
     out = _owners(children, ptr)
@@ -306,7 +312,7 @@ def _parents(children, ptr):
     return out[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _dead_parents(dead, ptr, bits):
     """Parents, sorted, whose living children (set bits; all where `bits` is empty) are all among the sorted `dead`."""
     out = _owners(dead, ptr)

@@ -1,8 +1,11 @@
 """A compiled constraint: which edges of the trie have an allowed item below them."""
 
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
+
+from trieton.index.static_index import StaticIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,7 @@ class Plane:
         excluded: int64, sorted positions of excluded items.
         included: int64, sorted positions of the only allowed items, already reduced by everything else; None for all.
         num_unknown: distinct ids of the include list that the version does not have; they were ignored.
+        index: the index that it was compiled for, and holds for; None for a plane made by hand.
     """
 
     bits: tuple[np.ndarray | None, ...]
@@ -35,6 +39,7 @@ class Plane:
     excluded: np.ndarray | None = None
     included: np.ndarray | None = None
     num_unknown: int = 0
+    index: "ref[StaticIndex] | None" = None
 
     @property
     def nbytes(self) -> int:

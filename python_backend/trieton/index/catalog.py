@@ -7,8 +7,9 @@ the items of a leaf are one slice and a search result needs no look-up.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
+
+from trieton.compiled import cached_njit
 
 MAX_ID_BYTES = 255
 FIND_BLOCK = 256  # searches that go on at the same time
@@ -103,7 +104,7 @@ def span_of(pointers: np.ndarray, members: np.ndarray) -> np.ndarray:
     return (np.searchsorted(pointers, members, side="right") - 1).astype(np.int64)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _find(item_ids, order, wanted):
     """Positions of `wanted` by binary search over `item_ids[order]` (not empty), -1 where absent.
 
@@ -127,7 +128,7 @@ def _find(item_ids, order, wanted):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _find_text(item_ids, order, wanted):
     """`_find` for ids as rows of bytes, uint8 [N, width] and [n, width]."""
     found = np.full(len(wanted), -1, np.int64)
@@ -148,7 +149,7 @@ def _find_text(item_ids, order, wanted):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _compare(a, b):
     """Below, at or above 0 as the bytes `a` sort before, with or behind `b`."""
     for i in range(a.size):

@@ -1,9 +1,67 @@
 """Named sets of a version, e.g. fresh or region_us. Each is stored as a bitmap or a list, whichever is smaller."""
 
-from collections.abc import Iterator, Mapping
+import json
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from trieton.index.tensorfile import MAX_HEADER
+
+MAX_SETS = 100_000  # of one version: more are a column of titles or ids, taken for names by mistake
+MAX_NAME_BYTES = 1024  # UTF-8 bytes of a name
+_ENTRY_BYTES = 96  # of a set in a file's header, besides its name
+_OTHER_HEADER_BYTES = 1 << 20  # what the header holds besides the sets
+
+
+def name_fault(name: str) -> str | None:
+    """What is wrong with the name of a set, e.g. "expected ..., got ..."; None where it is fine."""
+    if not name.strip():
+        return f"the name of a set is missing or empty, got {name!r}"
+    size = len(name.encode(errors="surrogatepass"))
+    if size > MAX_NAME_BYTES:
+        return f"expected a set name of at most {MAX_NAME_BYTES} bytes, got {size:,} ({name[:40]!r}...)"
+    if name != name.strip():
+        return f"expected a set name without space at its ends, got {name!r}"
+    if not name.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+        return f"expected a set name without control characters, got {name!r}"
+    return None
+
+
+def check_set_names(names: Collection[str]) -> None:
+    """Refuse names of sets that one version cannot have, or cannot have together.
+
+    Raises:
+        ValueError: too many names, a faulty one, two that look the same on any screen, or more text than a file takes.
+    """
+    if len(names) > MAX_SETS:
+        raise ValueError(f"expected at most {MAX_SETS:,} named sets, got {len(names):,}; are these titles or ids?")
+    header = _OTHER_HEADER_BYTES
+    composed: dict[str, str] = {}
+    for name in names:
+        if fault := name_fault(name):
+            raise ValueError(f"set {name[:40]!r}: {fault}")
+        header += _ENTRY_BYTES + len(json.dumps(name))
+        other = composed.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise ValueError(
+                f"sets {other!a} and {name!a} look the same and differ in their Unicode form; "
+                "write both in one form, such as NFC"
+            )
+    if header > MAX_HEADER:
+        raise ValueError(
+            f"the names of {len(names):,} sets take {header:,} bytes in a file's header, which holds {MAX_HEADER:,}; "
+            "expected fewer or shorter names"
+        )
+
+
+def differ_in_case(names: Collection[str]) -> list[list[str]]:
+    """Groups of names that differ in upper and lower case only; requests tell them apart."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(name.casefold(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def positions_type(num_items: int) -> np.dtype:

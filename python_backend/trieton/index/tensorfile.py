@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 _ZERO_DIGEST = "0" * 64
 _PIECE = 1 << 22  # bytes hashed at a time
 _CHUNK = 1 << 24  # bytes written at a time
-_MAX_HEADER = 100_000_000  # the limit of the safetensors format
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 _HASH_THREADS = 4
 _DTYPES = {
     "BOOL": np.bool_,
@@ -63,6 +63,9 @@ class TensorFileWriter:
             specs: dtype and shape of each tensor to come.
             metadata: further entries for the header.
             kind: what `read_tensors` must ask for.
+
+        Raises:
+            ValueError: a dtype that the format lacks, or a header that no reader would take.
         """
         self.path = Path(path)
         self._specs = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in specs.items()}
@@ -88,6 +91,11 @@ class TensorFileWriter:
             offset = end
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=True)
         self._text = text + " " * (-len(text) % 8)
+        if len(self._text) > MAX_HEADER:
+            raise ValueError(
+                f"{self.path}: the names of {len(names):,} tensors need a header of {len(self._text):,} bytes, and "
+                f"readers of the safetensors format take {MAX_HEADER:,}; expected fewer or shorter names of sets"
+            )
         self._prefix = len(self._text).to_bytes(8, "little")
         self._data_start = 8 + len(self._text)
         self._data_bytes = offset
@@ -174,7 +182,7 @@ def read_tensors(path: str | Path, *, kind: str, verify: bool = True) -> tuple[d
     with open(path, "rb") as file:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER):
+        if len(prefix) < 8 or length > min(size - 8, MAX_HEADER):
             raise DamagedFileError(f"{path}: not a tensor file, or truncated inside its header ({size} bytes)")
         raw = file.read(length)
     try:

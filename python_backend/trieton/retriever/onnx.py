@@ -4,14 +4,15 @@ The prompt's keys and values stay where prefill wrote them and are bound once; a
 the suffix that the step before put out.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-SMALL_MODEL = 8 << 20  # bytes of graph files below which handing work to a second thread costs more than it saves
+# The threads of an operator wait for each other at its end. On a machine that does anything else, one of them is always
+# late: under load one thread beats two. So one is the default, and whoever has cores to spare asks for more.
+DEFAULT_THREADS = 1
 
 
 class OnnxEngine:
@@ -21,13 +22,13 @@ class OnnxEngine:
         """Load the graphs.
 
         Args:
-            threads: threads of an operator; None takes one for a small model, else every core this process may use.
+            threads: threads of an operator; None takes one.
             device: "cpu" or "cuda"; None takes CUDA where ONNX Runtime was built with it.
 
         Raises:
             ValueError: a graph is missing or ONNX Runtime cannot read it.
         """
-        threads = default_threads(folder) if threads is None else threads
+        threads = threads or DEFAULT_THREADS
         cuda = "CUDAExecutionProvider" in ort.get_available_providers()
         if device == "cuda" and not cuda:
             raise ValueError("device: cuda asked for, but this build of ONNX Runtime has no CUDA provider")
@@ -115,12 +116,6 @@ class OnnxState:
         self.binding = binding
         self.suffix = suffix
         self._alive = alive
-
-
-def default_threads(folder: Path) -> int:
-    """Threads of an operator: one for a small model, else every core that this process may use."""
-    size = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
-    return 1 if size < SMALL_MODEL else len(os.sched_getaffinity(0))
 
 
 def open_session(path: Path, threads: int, device: str) -> ort.InferenceSession:

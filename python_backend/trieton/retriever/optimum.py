@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from trieton.retriever.onnx import default_threads, host, open_session
+from trieton.retriever.onnx import DEFAULT_THREADS, host, open_session
 
 LOG = logging.getLogger("trieton")
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -31,7 +31,7 @@ class OptimumEngine:
         Raises:
             ValueError: graphs are missing or lack an input that is needed.
         """
-        threads = default_threads(folder) if threads is None else threads
+        threads = threads or DEFAULT_THREADS
         self._normalise = normalise
         self._device = device or "cpu"
         self._encoder = self._first = None

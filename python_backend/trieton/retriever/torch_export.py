@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
+from trieton.resources import usable_cores
+
 KeyValue = tuple[Tensor, Tensor]
 
 
@@ -32,14 +34,14 @@ class TorchEngine:
         """Load `prefill.pt2` and `decode.pt2`, onto the accelerator where there is one.
 
         Args:
-            threads: threads of an operator on the CPU; PyTorch has one number for the whole process. None leaves it.
+            threads: threads of an operator on the CPU; PyTorch has one number for the whole process. None leaves it,
+                or lowers it to the cores that this process may use.
             device: "cpu" or "cuda"; None takes CUDA where PyTorch finds it.
 
         Raises:
             ValueError: a program is missing, not readable, or carries pickled objects.
         """
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads or min(torch.get_num_threads(), usable_cores()))
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(_program(folder / "prefill.pt2", chosen), _program(folder / "decode.pt2", chosen), device=chosen)
 

@@ -5,6 +5,7 @@ The step is the contract at the top of `trieton.search.kernels`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from trieton.constraint.plane import Plane
 from trieton.index.static_index import StaticIndex
-from trieton.search.kernels import Beams, Search
+from trieton.search.kernels import NORMALISE, Beams, Search
 
 NextLogits = Callable[[int, Any, Any], Any]
 GROWTH = 4  # how much wider an exact search looks each time
@@ -32,7 +33,8 @@ class BeamResult:
         certified: bool [B], no pruned partial score exceeded the last result's, so the results are the true top of
             everything the constraint allows, not only of the beam.
         bound: float32 [B], the highest partial score that was pruned before the last level; -inf if none. The first
-            results are proven down to the last one whose score is at least this.
+            results are proven down to the last one whose score is at least this. What was given up because enough
+            whole semantic IDs had a better score does not count: it could not have come into the results.
         errors: per request None, or why it has no results.
         ranked: int64 [B], candidates that the kernel had to rank, see `trieton.search.kernels`; None where it does not
             count.
@@ -59,6 +61,8 @@ def beam_search(
     num_results: int | None = None,
     exact: bool = False,
     max_beam_width: int = 8192,
+    normalise: str | Sequence[str] = "vocabulary",
+    threads: int = 1,
 ) -> BeamResult:
     """Search the best semantic IDs of each request of a batch.
 
@@ -74,8 +78,16 @@ def beam_search(
         kernel: "torch", "cpu", "gpu", or "auto": "cpu" for an index on the CPU, else "gpu".
         num_results: results to return of each beam; the whole beam when None.
         exact: search the uncertified requests again, each time with a beam four times as wide, until their results are
-            proven or the beam reaches `max_beam_width`; `certified` tells which. Needs a `next_logits` with a method
-            `restart(requests)` that returns a `next_logits` at level 0 for those requests only (int64, ascending).
+            proven or the beam reaches `max_beam_width`, or the widest that the kernel takes; `certified` tells which.
+            Needs a `next_logits` with a method `restart(requests)` that returns a `next_logits` at level 0 for those
+            requests only (int64, ascending).
+        normalise: over what the probabilities of a step add up to 1; one choice, or one per request.
+            "vocabulary": all tokens of the model, by the log_z that comes with the logits or by their whole row.
+            "level": the codes of the level, and the end code where there is one.
+            "allowed": the children of the prefix that the trie and the constraint leave. A prefix that the model finds
+            unlikely among all tokens is then not held against the items below it.
+        threads: of a step of the "cpu" kernel. More than one are faster on cores that have nothing else to do and many
+            times slower on busy ones, because they wait for each other.
 
     Raises:
         ValueError: arguments or logits of the wrong shape or type. Numbers that are wrong (NaN, +inf) fail their own
@@ -90,42 +102,47 @@ def beam_search(
     if exact and not hasattr(next_logits, "restart"):
         raise ValueError("exact=True searches more than once: expected next_logits with a method restart(requests)")
     wanted = widths.copy() if num_results is None else np.minimum(widths, np.int32(num_results))
-    open_search = _kernel(kernel, index)
-    result = finish(_search(next_logits, index, open_search, widths, planes).result(), wanted)
+    modes = checked_normalise(normalise, batch_size)
+    open_search, widest = _kernel(kernel, index, threads)
+    result = finish(_search(next_logits, index, open_search(index, widths, planes, modes)).result(), wanted)
+    widest = min(widest, max_beam_width)
     while exact:
-        open_requests = ~result.certified & (widths < max_beam_width) & [error is None for error in result.errors]
+        open_requests = ~result.certified & (widths < widest) & [error is None for error in result.errors]
         again = np.flatnonzero(open_requests)
         if not again.size:
             break
-        widths[again] = np.minimum(widths[again].astype(np.int64) * GROWTH, max_beam_width)
+        widths[again] = np.minimum(widths[again].astype(np.int64) * GROWTH, widest)
         restarted = next_logits.restart(again)  # type: ignore[attr-defined]
-        search = _search(restarted, index, open_search, widths[again], [planes[b] for b in again])
+        search = open_search(index, widths[again], [planes[b] for b in again], None if modes is None else modes[again])
+        search = _search(restarted, index, search)
         _replace(result, again, finish(search.result(), wanted[again]))
     return result
 
 
-def _search(
-    next_logits: NextLogits,
-    index: StaticIndex,
-    open_search: type[Search],
-    widths: np.ndarray,
-    planes: list[Plane | None],
-) -> Search:
-    search, width = open_search(index, widths, planes), int(widths.max())
+def _search(next_logits: NextLogits, index: StaticIndex, search: Search) -> Search:
+    """Go down the levels while anything lives."""
+    batch, width = search.shape
     codes = parents = None
     for level in range(index.num_levels):
-        logits, log_z = _checked(next_logits(level, codes, parents), index, level, len(widths), width if level else 1)
+        logits, log_z = _checked(next_logits(level, codes, parents), index, level, batch, width if level else 1)
         codes, parents = search.step(level, logits, log_z)
+        if not search.lives():
+            break
     return search
 
 
-def _kernel(name: str, index: StaticIndex) -> type[Search]:
+def _kernel(name: str, index: StaticIndex, threads: int) -> tuple[Callable[..., Search], int]:
+    """The class of a kernel, with its options, and the widest beam that it takes."""
     if name == "auto":
         name = "cpu" if index.device == "cpu" else "gpu"
     if name not in _MODULES:
         raise ValueError(f"kernel: expected one of {['auto', *_MODULES]}, got {name!r}")
-    found: type[Search] = import_module(f"trieton.search.kernels.{_MODULES[name]}").Search
-    return found
+    module = import_module(f"trieton.search.kernels.{_MODULES[name]}")
+    if name == "cpu":
+        return partial(module.Search, threads=threads), MAX_WIDTH
+    if threads != 1:
+        raise ValueError(f"threads: expected 1, the kernel {name!r} has no others; got {threads}")
+    return module.Search, getattr(module, "MAX_BEAM", MAX_WIDTH)
 
 
 def checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:
@@ -140,6 +157,18 @@ def checked_widths(beam_width: int | Sequence[int] | np.ndarray, batch_size: int
     return widths
 
 
+def checked_normalise(normalise: str | Sequence[str], batch_size: int) -> np.ndarray | None:
+    """Places in `kernels.NORMALISE`, int8 [B]; None where all are the first. Raises ValueError."""
+    given = [normalise] * batch_size if isinstance(normalise, str) else list(normalise)
+    if len(given) != batch_size:
+        raise ValueError(f"normalise: expected {batch_size}, one per request, got {len(given)}")
+    for request, choice in enumerate(given):
+        if choice not in NORMALISE:
+            raise ValueError(f"normalise: request {request}: expected one of {list(NORMALISE)}, got {choice!r}")
+    modes = np.array([NORMALISE.index(choice) for choice in given], np.int8)
+    return modes if modes.any() else None
+
+
 def checked_planes(
     constraints: Sequence[Plane | None] | None, batch_size: int, index: StaticIndex
 ) -> list[Plane | None]:
@@ -147,14 +176,28 @@ def checked_planes(
     planes: list[Plane | None] = [None] * batch_size if constraints is None else list(constraints)
     if len(planes) != batch_size:
         raise ValueError(f"constraints: expected {batch_size}, one per request, got {len(planes)}")
+    edges = [len(codes) for codes in index.codes] + [index.num_leaves] * (index.head_levels < index.num_levels)
     for request, plane in enumerate(planes):
-        if plane is None:
-            continue
-        edges = [len(codes) for codes in index.codes] + [index.num_leaves] * (index.head_levels < index.num_levels)
-        got = [count if bits is None else len(bits) * 8 for bits, count in zip(plane.bits, edges, strict=False)]
-        if len(plane.bits) != len(edges) or any(not n <= g < n + 8 for n, g in zip(edges, got, strict=True)):
+        if plane is not None and not _fits(plane, index, edges):
             raise ValueError(f"constraints: request {request}: the plane was compiled for another index")
     return planes
+
+
+def _fits(plane: Plane, index: StaticIndex, edges: list[int]) -> bool:
+    """Whether a plane is one of `index`, which has so many edges on each plane level."""
+    if plane.index is not None and plane.index() is not index:
+        return False
+    absent = [None] * len(edges)
+    lists = (plane.bits, plane.dead or absent, plane.alive or absent)
+    if any(len(held) != len(edges) for held in lists):
+        return False
+    for bits, dead, alive, count in zip(*lists, edges, strict=True):
+        if bits is not None and not count <= len(bits) * 8 < count + 8:
+            return False
+        # Sorted, so the ends tell.
+        if any(held is not None and len(held) and not 0 <= held[0] <= held[-1] < count for held in (dead, alive)):
+            return False
+    return True
 
 
 def _checked(answer: Any, index: StaticIndex, level: int, batch_size: int, beams: int) -> tuple[Any, Any | None]:

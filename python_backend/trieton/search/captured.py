@@ -19,7 +19,7 @@ from trieton.constraint.plane import Plane
 from trieton.index.static_index import StaticIndex
 from trieton.retriever.session import Retriever
 from trieton.retriever.torch_export import TorchEngine
-from trieton.search.beam import BeamResult, checked_planes, checked_widths, finish
+from trieton.search.beam import BeamResult, checked_normalise, checked_planes, checked_widths, finish
 from trieton.search.kernels import Beams
 from trieton.search.kernels.gpu import Search
 
@@ -70,6 +70,7 @@ class CapturedSearch:
         prompts: Sequence[np.ndarray],
         beam_width: int | Sequence[int] | np.ndarray,
         constraints: Sequence[Plane | None] | None = None,
+        normalise: str | Sequence[str] = "vocabulary",
     ) -> BeamResult:
         """What `beam_search(retriever.start(prompts), index, ...)` returns for the same arguments.
 
@@ -79,6 +80,7 @@ class CapturedSearch:
         input_ids, attention_mask = self.retriever.padded(prompts)
         widths = checked_widths(beam_width, len(input_ids))
         planes = checked_planes(constraints, len(input_ids), self.index)
+        modes = checked_normalise(normalise, len(input_ids))
         batch, length = input_ids.shape
         bucket = Bucket.of(batch, length, int(widths.max()), max_length=self.retriever.spec.max_length)
         graph = self._graphs.get(bucket)
@@ -87,7 +89,7 @@ class CapturedSearch:
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(bucket)
-        return finish(graph.run(input_ids, attention_mask, widths, planes), widths)
+        return finish(graph.run(input_ids, attention_mask, widths, planes, modes), widths)
 
 
 class _Graph:
@@ -105,7 +107,12 @@ class _Graph:
         self.replay = self._levels if pool is None else self._captured(pool)
 
     def run(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray, widths: np.ndarray, planes: Sequence[Plane | None]
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray,
+        widths: np.ndarray,
+        planes: Sequence[Plane | None],
+        modes: np.ndarray | None,
     ) -> Beams:
         """Search a batch of at most the bucket's size; waits for the result."""
         count, length = input_ids.shape
@@ -116,7 +123,8 @@ class _Graph:
         filler = self.bucket.batch - count
         self.input_ids.copy_(torch.from_numpy(host[0]))
         self.attention_mask.copy_(torch.from_numpy(host[1]))
-        self.steps.restart(np.append(widths, np.ones(filler, np.int32)), [*planes, *[None] * filler])
+        modes = None if modes is None else np.append(modes, np.zeros(filler, np.int8))
+        self.steps.restart(np.append(widths, np.ones(filler, np.int32)), [*planes, *[None] * filler], modes)
         self.replay()
         found = self.steps.result()
         return replace(found, **{name: array[:count] for name, array in vars(found).items() if array is not None})
@@ -140,7 +148,8 @@ class _Graph:
         torch.cuda.current_stream(device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # Graphs may share memory in any order: what outlives a replay, the beams, lies outside the pool.
-        with torch.cuda.graph(graph, pool=pool):
+        # What other threads of the process do on the device, e.g. allocate, is theirs and must not end the capture.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._levels()
         return graph.replay
 

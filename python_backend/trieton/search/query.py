@@ -2,22 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from trieton.constraint.compile import ItemIds
-
-if TYPE_CHECKING:
-    from trieton.serving.tracing import Trace
+from trieton.search.trace import Trace
 
 
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one query; the names are those of the model config's parameters.
 
+    A default above its maximum is the maximum.
+
     Attributes:
         max_list_items: longest history, include or exclude list.
+        decode_bytes: float32 logits of one decode, requests * beams * vocabulary * 4. A batch that needs more is
+            searched in parts of whole requests; one request alone may exceed it. 0 takes what suits the device,
+            `trieton.search.searcher.DECODE_BYTES`.
+
+    Raises:
+        ValueError: a bound below 1 (`decode_bytes`: below 0).
     """
 
     default_num_results: int = 10
@@ -25,13 +31,20 @@ class Limits:
     default_beam_width: int = 20
     max_beam_width: int = 256
     max_list_items: int = 10_000
+    decode_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < (name != "decode_bytes"):
+                raise ValueError(f"{name}: expected at least {int(name != 'decode_bytes')}, got {value}")
 
     def of(self, query: "Query") -> tuple[int, int]:
         """(num_results, beam_width) of a query, defaults filled in. Raises QueryError."""
-        num_results = self.default_num_results if query.num_results is None else query.num_results
-        _check_bounds("num_results", num_results, 1, self.max_num_results)
+        most = min(self.max_num_results, self.max_beam_width)  # every result needs a beam
+        num_results = min(self.default_num_results, most) if query.num_results is None else query.num_results
+        _check_bounds("num_results", num_results, 1, most)
         if query.beam_width is None:
-            return num_results, max(self.default_beam_width, num_results)
+            return num_results, max(min(self.default_beam_width, self.max_beam_width), num_results)
         _check_bounds("beam_width", query.beam_width, 1, self.max_beam_width)
         if query.beam_width < num_results:
             raise QueryError(f"beam_width: expected at least num_results = {num_results}, got {query.beam_width}")
@@ -52,6 +65,8 @@ class Query:
         constraint: expression over the version's named sets.
         include: only these items may be returned. An empty list allows nothing.
         exclude: these items are never returned.
+        normalise: over what the probabilities of a step add up to 1: the "vocabulary", the codes of the "level" or the
+            children that are "allowed", see `trieton.search.beam.beam_search`.
         strict: refuse ids that the catalogue does not have, in the history and in both lists.
         trace: told of each stage; None where nobody follows this query.
     """
@@ -63,8 +78,9 @@ class Query:
     constraint: str | None = None
     include: ItemIds | None = None
     exclude: ItemIds | None = None
+    normalise: str = "vocabulary"
     strict: bool = False
-    trace: "Trace | None" = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, eq=False)

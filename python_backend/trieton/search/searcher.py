@@ -10,26 +10,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 
 from trieton.bundle import Bundle
-from trieton.constraint.compile import ItemIds, constrain, find_items, precompile
-from trieton.constraint.expressions import ConstraintError, named
+from trieton.constraint.compile import precompile
+from trieton.constraint.expressions import named
 from trieton.constraint.plane import Plane
 from trieton.search.beam import BeamResult, beam_search
+from trieton.search.groups import groups
+from trieton.search.prepare import Prepared, Preparer
 from trieton.search.query import Answer, Limits, Query, QueryError
+from trieton.search.trace import Trace
 from trieton.search.watch import CANCELLED, AllCancelledError, Watch
 
 if TYPE_CHECKING:
     from trieton.search.captured import CapturedSearch
-    from trieton.serving.tracing import Trace
 
 __all__ = ["STAGES", "Answer", "Limits", "Query", "QueryError", "Searcher", "Totals"]
 
 STAGES = ("prompt", "constraint", "prefill", "decode", "step", "map")
-SHOWN_IDS = 5  # unknown ids that a refusal names
-PADDING_TOKENS = 128  # padding in one call of the retriever; more costs more than a second call
+# Logits of one decode. The graph needs several times as much beside them, and the engine keeps what it once had.
+DECODE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 
 
 @dataclass
@@ -56,26 +57,13 @@ class Totals:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A query that has passed every check: prompt tokens int64 [S], its compiled constraint, its bounds."""
-
-    place: int
-    prompt: np.ndarray
-    plane: Plane | None
-    num_results: int
-    beam_width: int
-    num_unknown: int
-    num_unknown_listed: int = 0
-    trace: "Trace | None" = None
-
-
 class Searcher:
     """Answers queries from one bundle. Not thread-safe: one per thread, over a shared bundle.
 
     Args:
         bundle: an opened bundle.
-        threads: threads of one operator of the retriever; None lets the engine choose.
+        threads: threads of one operator of the retriever; None takes one. The step has one, always: it is a few
+            hundredths of a search, and on shared cores the wait for a second was twenty times the step (seen).
         kernel: kernel of the constrained step, see `beam_search`.
         limits: bounds of a query.
     """
@@ -90,8 +78,9 @@ class Searcher:
         self.limits = limits or Limits()
         self.totals = Totals()
         self._captured = self._captured_search()
-        self._base = bundle.manifest.get("base_constraint")
-        precompile(self.index, [*bundle.manifest.get("expressions", ()), *([self._base] if self._base else [])])
+        base = bundle.manifest.get("base_constraint")
+        self._preparer = Preparer(self.index, self.retriever.spec, self.limits, base)
+        precompile(self.index, [*bundle.manifest.get("expressions", ()), *([base] if base else [])])
         if not self.index.catalog.is_text and self.index.catalog.positions([-1])[0] >= 0:
             raise ValueError("catalogue: item id -1 cannot be served, it marks padding; give that item another id")
 
@@ -118,7 +107,7 @@ class Searcher:
                 entries[place] = error
             else:
                 accepted.append(prepared)
-        for group in _groups(accepted):
+        for group in groups(accepted, self._most_beams()):
             self._search_group(group, cancelled, entries)
         return entries  # type: ignore[return-value]  # every place is filled by now
 
@@ -130,13 +119,16 @@ class Searcher:
         # A model that is still loading may not ask another one (engine bls): here the rest of a search is warmed, and
         # by the canary requests of a publish the way to the other models.
         search = self._search_zeros if self.retriever.spec.engine == "bls" else self.search
-        ids = index.catalog.ids(np.arange(min(index.num_items, 3)))
+        ids = index.catalog.ids(np.arange(min(index.num_items, 3, limits.max_list_items)))
         some_set = next(iter(index.sets), None)
         expression = None if some_set is None else named(some_set).text
-        widths = sorted({limits.default_beam_width, limits.max_beam_width})
+        widths = sorted({min(limits.default_beam_width, limits.max_beam_width), limits.max_beam_width})
         batches = {1, max_batch_size} | {2**n for n in range(max_batch_size.bit_length())}
-        for batch in sorted(batches):
-            for width in widths if batch in (1, max_batch_size) else widths[:1]:
+        for width in widths:
+            # A larger batch is searched in parts of this size.
+            largest = min(max_batch_size, max(1, self._most_beams() // width))
+            asked = {min(batch, largest) for batch in batches if width == widths[0] or batch in (1, max_batch_size)}
+            for batch in sorted(asked):
                 count = min(width, limits.max_num_results)
                 plain = Query(ids[:1], num_results=count, beam_width=width)
                 lists = Query(ids, num_results=count, beam_width=width, include=ids, exclude=ids[:1])
@@ -145,6 +137,14 @@ class Searcher:
                     if isinstance(entry, QueryError):
                         raise entry.__cause__ or entry
         self.totals = Totals()
+
+    def _most_beams(self) -> int:
+        """Beams, of all requests together, that are decoded at once."""
+        spec = self.retriever.spec
+        whole = spec.normalise == "vocabulary" or spec.engine == "optimum"  # whose graphs know no other rows
+        columns = spec.vocab_size if whole else max(map(len, self.retriever.columns))
+        device = "cuda" if self.index.device.startswith("cuda") else "cpu"
+        return max(1, (self.limits.decode_bytes or DECODE_BYTES[device]) // (4 * columns))
 
     def _search_zeros(self, queries: Sequence[Query]) -> list[Answer | QueryError]:
         """What a search does beside the retriever, which stands still."""
@@ -162,6 +162,7 @@ class Searcher:
             beam_width=widths,
             constraints=[query.plane for query in group],
             kernel=self.kernel,
+            normalise=[query.normalise for query in group],
         )
         return [self._answer(query, result, row) for row, query in enumerate(group)]
 
@@ -169,70 +170,8 @@ class Searcher:
 
     def prepare(self, query: Query, place: int = 0) -> Prepared:
         """Check one query and compile what it asks; `place` is its place in a batch. Raises QueryError."""
-        num_results, beam_width = self.limits.of(query)
         traces = () if query.trace is None else (query.trace,)
-        started = time.perf_counter()
-        prompt, num_unknown = self._prompt(query)
-        prompted = self._spend(traces, "prompt", started, tokens=len(prompt))
-        plane, num_unknown_listed = self._plane(query)
-        self._spend(traces, "constraint", prompted, expression=query.constraint or "")
-        return Prepared(
-            place, prompt, plane, num_results, beam_width, num_unknown, num_unknown_listed, trace=query.trace
-        )
-
-    def _prompt(self, query: Query) -> tuple[np.ndarray, int]:
-        """Prompt tokens int64 [S], and how many ids of the history are unknown."""
-        if (query.history is None) == (query.input_ids is None):
-            got = "neither" if query.history is None else "both"
-            raise QueryError(f"history, input_ids: expected one of them, got {got}")
-        if query.input_ids is not None:
-            try:
-                return self.retriever.spec.check_prompt(np.asarray(query.input_ids), "input_ids"), 0
-            except ValueError as error:
-                raise QueryError(str(error)) from None
-        assert query.history is not None
-        self._check_list("history", query.history)
-        if not len(query.history):
-            raise QueryError("history: expected at least one item id, got none")
-        try:
-            positions = self.index.catalog.positions(query.history)
-        except ValueError as error:
-            raise QueryError(f"history: {error}") from None
-        known = positions[positions >= 0]
-        num_unknown = len(positions) - len(known)
-        if query.strict:
-            _refuse_unknown("history", np.asarray(query.history)[positions < 0], len(positions))
-        if not len(known):
-            raise QueryError(f"history: none of the {num_unknown} item ids is in the catalogue of this version")
-        template = self.retriever.spec.prompt
-        leaves = self.index.catalog.leaves(known[-template.max_items :])
-        return template.tokens(self.index.leaf_codes(leaves)), num_unknown
-
-    def _plane(self, query: Query) -> tuple[Plane | None, int]:
-        """The compiled constraint, None when everything is allowed; and how many ids of both lists are unknown."""
-        text = query.constraint
-        if text is None and query.include is None and query.exclude is None and self._base is None:
-            return None, 0
-        positions: list[np.ndarray | None] = []
-        num_unknown = 0
-        try:
-            for name, ids in (("include", query.include), ("exclude", query.exclude)):
-                if ids is None:
-                    positions.append(None)
-                    continue
-                self._check_list(name, ids)
-                found = find_items(self.index, ids, name)
-                if query.strict:
-                    _refuse_unknown(name, found.unknown, len(ids))
-                positions.append(found.positions)
-                num_unknown += len(found.unknown)
-            return constrain(self.index, text, *positions, base=self._base), num_unknown
-        except ConstraintError as error:
-            raise QueryError(str(error)) from None
-
-    def _check_list(self, name: str, ids: ItemIds) -> None:
-        if len(ids) > self.limits.max_list_items:
-            raise QueryError(f"{name}: expected at most {self.limits.max_list_items} item ids, got {len(ids)}")
+        return self._preparer.prepare(query, place, partial(self._spend, traces))
 
     # ---- the search
 
@@ -252,15 +191,17 @@ class Searcher:
                 self._cancel(query, entries)
             return
         except Exception as error:
-            # One query that the checks above let through must not take the others down with it.
-            if len(group) > 1:
+            # One query that the checks above let through must not take the others down with it. Behind an error that
+            # stays with the device no search can succeed.
+            if len(group) > 1 and not _stays(error):
                 for query in group:
                     self._search_group([query], cancelled, entries)
                 return
-            self.totals.failed += 1
-            failure = QueryError("the search failed", "failed")
-            failure.__cause__ = error
-            entries[group[0].place] = failure
+            self.totals.failed += len(group)
+            for query in group:
+                failure = QueryError("the search failed", "failed")
+                failure.__cause__ = error
+                entries[query.place] = failure
             return
         started = time.perf_counter()
         for row, query in enumerate(group):
@@ -278,7 +219,7 @@ class Searcher:
         self.totals.cancelled += 1
         entries[query.place] = QueryError(CANCELLED, "cancelled")
 
-    def _spend(self, traces: Sequence["Trace"], stage: str, started: float, **attributes: Any) -> float:
+    def _spend(self, traces: Sequence[Trace], stage: str, started: float, **attributes: Any) -> float:
         """Count the time since `started` to a stage and tell those who follow it; returns the time now."""
         now = time.perf_counter()
         self.totals.seconds[stage] += now - started
@@ -301,21 +242,18 @@ class Searcher:
         totals, levels = self.totals, self.index.num_levels
         planes = [query.plane for query in group]
         widths = np.array([query.beam_width for query in group], np.int32)
+        normalise = [query.normalise for query in group]
         totals.batches += 1
         started = time.perf_counter()
         if self._captured is not None:  # one launch: between its levels nobody can look at the clock, or leave
-            result = self._captured.search([query.prompt for query in group], widths, planes)
+            result = self._captured.search([query.prompt for query in group], widths, planes, normalise)
             totals.levels += len(group) * levels
             spend("decode", started)
             return result
-        threads = numba.get_num_threads()
         session = self.retriever.start([query.prompt for query in group])
         spend("prefill", started)
         watch = Watch(session, [query.place for query in group], cancelled, spend, started)
         try:
-            # The step is a few hundredths of a search. A second thread for it has to be waited for at a barrier, and
-            # where server and clients share the cores that wait was twenty times the step (seen).
-            numba.set_num_threads(1)
             result = beam_search(
                 watch,
                 self.index,
@@ -323,10 +261,10 @@ class Searcher:
                 beam_width=widths,
                 constraints=None if planes.count(None) == len(planes) else planes,
                 kernel=self.kernel,
+                normalise=normalise,
             )
-            return watch.finish(levels - 1, result)
+            return watch.finish(result)
         finally:
-            numba.set_num_threads(threads)
             totals.levels += watch.levels
 
     # ---- after the search
@@ -380,36 +318,7 @@ class Searcher:
         return places[:wanted], positions[:wanted]
 
 
-def _refuse_unknown(name: str, unknown: np.ndarray, count: int) -> None:
-    """Raises QueryError that names the first of the unknown ids, where there are any."""
-    if not len(unknown):
-        return
-    texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in unknown[:SHOWN_IDS].tolist()]
-    shown = ", ".join(repr(t[:60]) if unknown.dtype.kind in "SUO" else t for t in texts)
-    more = ", ..." if len(unknown) > SHOWN_IDS else ""
-    what = f"{len(unknown)} of {count} item ids are not in the catalogue of this version"
-    raise QueryError(f"{name}: {what}: {shown}{more}")
-
-
-def _groups(queries: list[Prepared]) -> list[list[Prepared]]:
-    """Queries that share a call of the retriever and the beam search, so that none pays much for its neighbours.
-
-    A call costs what its widest beam and its longest prompt ask for. So widths of a group differ by less than a factor
-    of two, and its padding is bounded.
-    """
-    groups: list[list[Prepared]] = []
-    tokens = 0  # of the prompts in the last group
-    for query in sorted(queries, key=lambda q: (_octave(q.beam_width), len(q.prompt))):
-        length = len(query.prompt)
-        same = bool(groups) and _octave(groups[-1][0].beam_width) == _octave(query.beam_width)
-        if same and (len(groups[-1]) * length - tokens) <= PADDING_TOKENS:
-            groups[-1].append(query)
-            tokens += length
-        else:
-            groups.append([query])
-            tokens = length
-    return groups
-
-
-def _octave(width: int) -> int:
-    return (width - 1).bit_length()
+def _stays(error: BaseException) -> bool:
+    """Whether every later search of this process will fail, too: a CUDA error that only a new process ends."""
+    text = str(error)
+    return "CUDA" in text and "out of memory" not in text and not isinstance(error, ValueError)

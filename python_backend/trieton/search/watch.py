@@ -39,7 +39,7 @@ class Watch:
         started: float,
     ) -> None:
         self.session, self.places, self.cancelled, self.spend = session, places, cancelled, spend
-        self.levels = 0  # summed over requests
+        self.levels, self.level = 0, 0  # summed over requests; the last one
         self.left: list[int] = []
         self.waiting = deque(range(len(places)))  # who was asked after longest ago comes first
         self.asked, self.since = started, time.perf_counter()
@@ -48,6 +48,7 @@ class Watch:
         started = self.spend("step", self.since, level=level - 1) if level else self.since
         if self.cancelled is not None and started - self.asked > CHECK_SECONDS:
             self._ask(self.cancelled, int((started - self.asked) / CHECK_SECONDS))
+        self.level = level
         logits, log_z = self.session(level, codes, parents)
         if self.left:
             # The contract of a step: a log_z of NaN ends its request and no other.
@@ -57,9 +58,9 @@ class Watch:
         self.since = self.spend("decode", started, level=level)
         return logits, log_z
 
-    def finish(self, level: int, result: BeamResult) -> BeamResult:
+    def finish(self, result: BeamResult) -> BeamResult:
         """Count the last step, and mark in the result who has left."""
-        self.since = self.spend("step", self.since, level=level)
+        self.since = self.spend("step", self.since, level=self.level)
         for request in self.left:
             result.errors[request] = CANCELLED
         return result

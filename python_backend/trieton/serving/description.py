@@ -9,6 +9,7 @@ PARAMETERS = {
     "num_results": "integer: items wanted",
     "beam_width": "integer: prefixes that survive each level, at least num_results",
     "constraint": "text: a boolean expression over the named sets",
+    "normalise": "vocabulary, level or allowed: over what the probabilities of a step add up to 1",
     "strict": "true or false: refuse item ids that the catalogue does not have, instead of skipping and counting them",
     "describe": "true or false: answer with this description instead of a search",
 }

@@ -7,7 +7,6 @@ Requests become queries in `requests`, answers become tensors in `responses`; ev
 import gc
 import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -22,6 +21,8 @@ from trieton.serving import background, tracing
 background.enter()  # until `initialize` is done; the imports below are half of a version's start
 
 from trieton.bundle import Bundle  # noqa: E402
+from trieton.resources import usable_cores  # noqa: E402
+from trieton.retriever.onnx import DEFAULT_THREADS  # noqa: E402
 from trieton.search.searcher import Answer, Limits, Query, QueryError, Searcher  # noqa: E402
 from trieton.serving.description import describe  # noqa: E402
 from trieton.serving.metrics import Reporter  # noqa: E402
@@ -39,8 +40,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         given = {name: entry["string_value"] for name, entry in config.get("parameters", {}).items()}
         limits = Limits(**{name: int(given[name]) for name in vars(Limits()) if name in given})
-        instances = sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
-        threads = _threads(int(given.get("threads", 0)), instances)
+        threads = _threads(int(given.get("threads", 0)))
         device = _device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         bundle = Bundle.open(folder, device=device)
@@ -63,7 +63,7 @@ class TritonPythonModel:
         background.leave()
         pb_utils.Logger.log_info(
             f"trieton: version {version} is bundle {bundle.bundle_id}: {bundle.index.num_items} items, "
-            f"{bundle.index.num_levels} levels, {threads or 'default'} threads on {device}"
+            f"{bundle.index.num_levels} levels, {threads} thread(s) on {device}"
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -158,11 +158,11 @@ def _tracer(model: str, version: str, bundle_id: str) -> tracing.Tracer | None:
     return tracing.Tracer({"model": model, "model_version": int(version), "bundle_id": bundle_id})
 
 
-def _threads(asked: int, instances: int) -> int | None:
-    """Threads of one instance; None (the engine chooses) where it has the machine for itself."""
-    if not asked and instances == 1:
-        return None
-    threads = asked or max(1, math.floor(len(os.sched_getaffinity(0)) / instances))
+def _threads(asked: int) -> int:
+    """Threads of one instance: one unless the config asks for more, and no more than the container has cores."""
+    threads = min(asked or DEFAULT_THREADS, usable_cores())
+    if threads < asked:
+        pb_utils.Logger.log_warn(f"trieton: threads: {asked} asked for, but only {threads} core(s) may be used here")
     if "torch" in sys.modules:
         import torch
 

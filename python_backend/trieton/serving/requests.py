@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from trieton.search.searcher import Query, QueryError
+from trieton.search.trace import Trace
 from trieton.serving import tracing
 from trieton.serving.description import PARAMETERS
 
@@ -68,6 +69,7 @@ class RequestReader:
             "num_results": parameters.get("num_results"),
             "beam_width": parameters.get("beam_width"),
             "constraint": constraint,
+            "normalise": parameters.get("normalise", "vocabulary"),
             "strict": _flag(parameters, "strict"),
         }
         queries = [
@@ -76,7 +78,7 @@ class RequestReader:
                 input_ids=_tokens(tensors.get("input_ids"), row),
                 include=self._ids(tensors.get("include_items"), row),
                 exclude=self._ids(tensors.get("exclude_items"), row),
-                trace=None if parent is None else tracing.Trace(parent),
+                trace=None if parent is None else Trace(parent),
                 **shared,
             )
             for row in range(rows)

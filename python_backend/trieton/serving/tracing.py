@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trieton.search.query import Answer, QueryError
+from trieton.search.trace import Trace
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context; as request parameters in whatever case they came
@@ -41,22 +42,6 @@ def configured() -> bool:
 def installed() -> bool:
     """Whether the packages of the extra `trace` are there."""
     return find_spec("opentelemetry") is not None and find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-
-
-class Trace:
-    """What a traced query went through, as it happens; spans are made of it later, elsewhere."""
-
-    __slots__ = ("attributes", "parent", "stages", "started")
-
-    def __init__(self, parent: Any):
-        self.parent = parent
-        self.started = time.perf_counter()
-        self.stages: list[tuple[str, float, float, Mapping[str, Any]]] = []
-        self.attributes: dict[str, Any] = {}
-
-    def stage(self, name: str, started: float, ended: float, attributes: Mapping[str, Any]) -> None:
-        """Note a stage; both times are those of `time.perf_counter`."""
-        self.stages.append((name, started, ended, attributes))
 
 
 class Tracer:

@@ -18,6 +18,8 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
+from trieton.compiled import cached_njit
+from trieton.search.kernels import ALLOWED, VOCABULARY
 from trieton.search.kernels.arrays import NO_END
 
 F32, F64, I32, I64 = np.float32, np.float64, np.int32, np.int64
@@ -171,7 +173,7 @@ def _log_normaliser(row, given):
     return F32(log(_sum_exp_below(row, top)) + top)
 
 
-# ---- planes
+# ---- planes and children
 
 
 @njit(**LEAN)
@@ -209,6 +211,40 @@ def _any_allowed(plane, lo, hi):
         if _allowed(plane, edge):
             return True
     return False
+
+
+@njit(**LEAN)
+def _next_child(layout, plane, edge, hi):
+    """The first allowed child among the edges, or runs of leaves, from `edge` on: its code, and the edge behind it.
+
+    Code -1 where there is none.
+    """
+    while edge < hi:
+        code, end = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge), edge + 1
+        while layout[TAIL] and end < hi and _unsigned_at(layout[CODES], layout[CODE_BYTES], end) == code:
+            end += 1
+        if _any_allowed(plane, edge, end):
+            return code, end
+        edge = end
+    return I64(-1), hi
+
+
+@njit(**LEAN)
+def _log_normaliser_of_children(row, layout, plane, lo, hi):
+    """log_z over the allowed children; +inf where none has any probability."""
+    top = NEG_INF
+    code, edge = _next_child(layout, plane, lo, hi)
+    while code >= 0:
+        top = max(top, row[code])
+        code, edge = _next_child(layout, plane, edge, hi)
+    if top == NEG_INF:
+        return F32(np.inf)
+    total, shift = 0.0, F64(top) * _LOG2E
+    code, edge = _next_child(layout, plane, lo, hi)
+    while code >= 0:
+        total += _exp2(F64(row[code]) * _LOG2E - shift)
+        code, edge = _next_child(layout, plane, edge, hi)
+    return F32(log(total) + F64(top))
 
 
 # ---- the best so far: a buffer in the order of enumeration, thinned to the best `keep` whenever it is full
@@ -293,27 +329,27 @@ def _rank(best):
     return count
 
 
-# ---- children of one beam: (parent, score, row of logits, log_z, whether it has ended, span)
+# ---- children of one beam: (parent, score, row of logits, log_z, span)
 
 
 @njit(**LEAN)
 def _total(beam, code):
     """Score of the child `code`."""
-    _, score, row, log_z, ended, _, _ = beam
-    return score if ended else score + min(F32(0), row[code] - log_z)
+    _, score, row, log_z, _, _ = beam
+    return score + min(F32(0), row[code] - log_z)
 
 
 @njit(**LEAN)
 def _least_logit(threshold, beam):
     """A logit that no child can beat the threshold without exceeding; a little low, for what rounding may add."""
-    _, score, _, log_z, _, _, _ = beam
+    _, score, _, log_z, _, _ = beam
     return F32(threshold - score + log_z - F32(1e-6) * (abs(threshold) + abs(score) + abs(log_z)))
 
 
 @njit(**LEAN)
 def _offer(best, threshold, beam, layout, plane, edge, stop):
     """Offer the edges from `edge` on whose code is below `stop`, one by one."""
-    while edge < beam[6]:
+    while edge < beam[5]:
         code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
         if code >= stop:
             break
@@ -327,10 +363,10 @@ def _offer(best, threshold, beam, layout, plane, edge, stop):
 @njit(**LEAN)
 def _listed_edges(best, threshold, beam, layout, plane):
     """Offer those edges of a head level that a plane's list of alive edges names."""
-    place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], beam[5])
+    place = _search(plane[ALIVE], I64(0), plane[NUM_ALIVE], beam[4])
     while place < plane[NUM_ALIVE]:
         edge = _unsigned_at(plane[ALIVE], 8, place)
-        if edge >= beam[6]:
+        if edge >= beam[5]:
             break
         code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
         total = _total(beam, code)
@@ -344,7 +380,7 @@ def _listed_edges(best, threshold, beam, layout, plane):
 def _dense_edges(best, threshold, beam, layout, plane, begin):
     """Offer the edges whose code is at least `begin`, where they are many: a block of logits at a time is compared as a
     vector, and only where one may pass are the edges of its codes looked up."""
-    _, _, row, _, _, lo, hi = beam
+    _, _, row, _, lo, hi = beam
     missing, least = layout[WIDTH] - (hi - lo), _least_logit(threshold, beam)
     for start in range(begin, layout[WIDTH], BLOCK):
         stop = min(start + BLOCK, layout[WIDTH])
@@ -369,8 +405,8 @@ def _dense_edges(best, threshold, beam, layout, plane, begin):
 @njit(**LEAN)
 def _edges(best, threshold, beam, layout, plane):
     """Offer the edges of a head level: one by one, or by blocks of logits where that is less to look at."""
-    lo, hi = beam[5], beam[6]
-    if (hi - lo) * DENSE < layout[WIDTH] or beam[4]:
+    lo, hi = beam[4], beam[5]
+    if (hi - lo) * DENSE < layout[WIDTH]:
         return _offer(best, threshold, beam, layout, plane, lo, layout[WIDTH])
     for edge in range(lo, hi):
         code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
@@ -385,11 +421,11 @@ def _edges(best, threshold, beam, layout, plane):
 @njit(**LEAN)
 def _masked_edges(best, threshold, beam, layout, plane):
     """Offer the edges of a head level of which a plane has few: eight are passed over at once."""
-    for byte in range(beam[5] >> 3, (beam[6] + 7) >> 3):
+    for byte in range(beam[4] >> 3, (beam[5] + 7) >> 3):
         bits = _unsigned_at(plane[BITS], 1, byte)
         if bits == 0:
             continue
-        for edge in range(max(beam[5], byte << 3), min(beam[6], (byte + 1) << 3)):
+        for edge in range(max(beam[4], byte << 3), min(beam[5], (byte + 1) << 3)):
             if not (bits >> (edge & 7)) & 1:
                 continue
             code = _unsigned_at(layout[CODES], layout[CODE_BYTES], edge)
@@ -402,7 +438,7 @@ def _masked_edges(best, threshold, beam, layout, plane):
 @njit(**LEAN)
 def _runs(best, threshold, beam, layout, plane):
     """Offer the runs of equal codes among the leaves of a tail level."""
-    lo, hi = beam[5], beam[6]
+    lo, hi = beam[4], beam[5]
     while lo < hi:
         code, end = _unsigned_at(layout[CODES], layout[CODE_BYTES], lo), lo + 1
         while end < hi and _unsigned_at(layout[CODES], layout[CODE_BYTES], end) == code:
@@ -414,22 +450,79 @@ def _runs(best, threshold, beam, layout, plane):
     return threshold
 
 
+# ---- whole semantic IDs: a list of the best `width` that have ended, best first
+
+
+@njit(**LEAN)
+def _leaf_below(level, edge, table):
+    """The leaf of an edge with the end code: one state below another, down to the last that is stored."""
+    while level < table.shape[0] and table[level, SPANS] != 0:
+        edge = _unsigned_at(table[level, SPANS], table[level, SPAN_BYTES], edge)
+        level += 1
+    return edge
+
+
+@njit(**LEAN)
+def _end(level, b, m, width, score, leaf, ended):
+    """Put one in behind all that are as good; of more than `width` the last is lost."""
+    scores, levels, parents, leaves, counts = ended
+    place = counts[b]
+    if place == width:
+        if width == 0 or score <= scores[b, width - 1]:
+            return
+        place -= 1
+    else:
+        counts[b] += 1
+    while place > 0 and scores[b, place - 1] < score:
+        scores[b, place], levels[b, place] = scores[b, place - 1], levels[b, place - 1]
+        parents[b, place], leaves[b, place] = parents[b, place - 1], leaves[b, place - 1]
+        place -= 1
+    scores[b, place], levels[b, place], parents[b, place], leaves[b, place] = score, level, m, leaf
+
+
+@njit(**LEAN)
+def _end_children(level, b, beams, width, logits, stride, table, plane, state, ended):
+    """Take the children with the end code, the last of their beams, out of the spans and into the list.
+
+    Returns the score that a beam has to exceed to come into the result.
+    """
+    score, lo, hi, _, _, log_z = state
+    layout = table[level]
+    for m in range(beams):
+        edge = hi[b, m] - 1
+        if edge < lo[b, m] or _unsigned_at(layout[CODES], layout[CODE_BYTES], edge) != layout[END]:
+            continue
+        hi[b, m] = edge
+        row = logits[b * stride[0] + m * stride[1] :]
+        total = _total((m, score[b, m], row, log_z[b, m], edge, edge), layout[END])
+        if total > NEG_INF and _allowed(plane, edge):
+            _end(level, b, m, width, total, _leaf_below(level, edge, table), ended)
+    return _least(b, width, ended)
+
+
+@njit(**LEAN)
+def _least(b, width, ended):
+    return ended[0][b, width - 1] if ended[4][b] == width else NEG_INF
+
+
 # ---- one step
 
 
 @njit(**LEAN)
-def _choose(level, b, beams, logits, stride, table, plane, state, best):
-    """Rank the children of request b; leaves the survivors sorted in `best` and returns how many there are."""
-    score, lo, hi, codes, _, log_z = state
+def _choose(level, b, beams, threshold, logits, stride, table, plane, state, best):
+    """Rank the children of request b that beat the threshold.
+
+    Leaves the survivors sorted in `best` and returns how many there are.
+    """
+    score, lo, hi, _, _, log_z = state
     layout = table[level]
-    previous_end = table[level - 1, END] if level > 0 else NO_END
-    threshold = NEG_INF
     for m in range(beams):
-        if lo[b, m] >= hi[b, m] or score[b, m] <= threshold:
+        if score[b, m] <= threshold:
             break  # beams are sorted and the dead come last
-        ended = level > 0 and codes[level - 1, b, m] == previous_end
+        if lo[b, m] >= hi[b, m]:
+            continue  # its only child has ended
         row = logits[b * stride[0] + m * stride[1] :]
-        beam = (m, score[b, m], row, log_z[b, m], ended, lo[b, m], hi[b, m])
+        beam = (m, score[b, m], row, log_z[b, m], lo[b, m], hi[b, m])
         if layout[TAIL]:
             threshold = _runs(best, threshold, beam, layout, plane)
         elif plane[NUM_ALIVE] >= 0:
@@ -461,66 +554,106 @@ def _settle(level, b, count, table, state, best):
 
 
 @njit(**LEAN)
-def _normalise(level, b, m, row, given, table, state):
+def _normalise(level, b, m, row, given, layout, plane, mode, state):
     """Fill in log_z of one row; a row that nobody will read counts as usable."""
-    _, lo, hi, codes, _, log_z = state
-    ended = level > 0 and codes[level - 1, b, m] == table[level - 1, END]
-    if lo[b, m] >= hi[b, m] or ended:
+    _, lo, hi, _, _, log_z = state
+    if lo[b, m] >= hi[b, m]:
         log_z[b, m] = 0
-    else:
+    elif mode == VOCABULARY:
         log_z[b, m] = _log_normaliser(row, given)
+    else:
+        low, high = _range(row)
+        if high >= INF_ORDER or low < NEG_INF_ORDER or (given.size and not given[0] < F32(np.inf)):
+            log_z[b, m] = F32(np.nan)
+        elif mode == ALLOWED:
+            log_z[b, m] = _log_normaliser_of_children(row, layout, plane, lo[b, m], hi[b, m])
+        else:
+            log_z[b, m] = _log_normaliser(row[: layout[WIDTH]], given[:0])
 
 
 @njit(**LEAN)
-def _advance_request(level, b, beams, logits, stride, table, plane, state, best, limits):
+def _advance_request(level, b, beams, logits, stride, table, plane, state, best, limits, ended):
     """The step of one request, once its rows are normalised."""
-    log_z, (widths, failed, bound), (scores, _, _, slots, counts) = state[5], limits, best
-    counts[0], counts[1] = 0, widths[b] + (level + 1 < table.shape[0])  # before the last level one more: the bound
+    log_z, (widths, failed, bound, _), (scores, _, _, slots, counts) = state[5], limits, best
+    last = level + 1 == table.shape[0]
+    counts[0], counts[1] = 0, widths[b] + (not last)  # before the last level one more: the bound
     usable, count = True, 0
     for m in range(beams):
         usable &= log_z[b, m] == log_z[b, m]
     if usable:
-        count = _choose(level, b, beams, logits, stride, table, plane, state, best)
+        if table[level, END] != NO_END and not last:
+            least = _end_children(level, b, beams, widths[b], logits, stride, table, plane, state, ended)
+        else:
+            least = _least(b, widths[b], ended)
+        count = _choose(level, b, beams, least, logits, stride, table, plane, state, best)
         if count > widths[b]:
             count = widths[b]
             bound[b] = max(bound[b], scores[slots[count]])
     else:
-        failed[b], bound[b] = level, NEG_INF
+        failed[b], bound[b], ended[4][b] = level, NEG_INF, 0
     _settle(level, b, count, table, state, best)
 
 
-def _advance(level, beams, width, by_request, logits, stride, given, table, planes, state, buffer, limits):
+def _advance(level, beams, width, by_request, logits, stride, given, table, planes, state, buffer, limits, ended):
     """One step of every request. `by_request`: share out whole requests among the threads, else first all rows."""
     scores, found, keys, slots, counts = buffer
+    layout, modes = table[level], limits[3]
     if not by_request:
         for row in prange(counts.shape[0] * beams):
             b, m = row // beams, row % beams
-            at = b * stride[0] + m * stride[1]
-            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
+            at, plane = b * stride[0] + m * stride[1], planes[b, layout[PLANE]]
+            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], layout, plane, modes[b], state)
     for b in prange(counts.shape[0]):
+        plane = planes[b, layout[PLANE]]
         for m in range(beams if by_request else 0):
             at, row = b * stride[0] + m * stride[1], b * beams + m
-            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], table, state)
+            _normalise(level, b, m, logits[at : at + width], given[row : row + 1], layout, plane, modes[b], state)
         room = 2 * (limits[0][b] + (level + 1 < table.shape[0]))
         best = (scores[b, :room], found[b], keys[b], slots[b], counts[b])
-        _advance_request(level, b, beams, logits, stride, table, planes[b, table[level, PLANE]], state, best, limits)
+        _advance_request(level, b, beams, logits, stride, table, plane, state, best, limits, ended)
 
 
-advance = njit(_advance, nogil=True, cache=True, **LEAN)
+advance = cached_njit(_advance, nogil=True, **LEAN)
 # Under a name of its own, because numba files compiled code under the function's name whatever its options.
 _advance_parallel = FunctionType(_advance.__code__, globals())
 _advance_parallel.__qualname__ = "_advance_parallel"
-advance_parallel = njit(_advance_parallel, nogil=True, cache=True, parallel=True)
+advance_parallel = cached_njit(_advance_parallel, nogil=True, parallel=True)
 
 
-@njit(nogil=True, cache=True, **LEAN)
-def trace(codes, parents, lo, hi, table, out, leaves):
-    """Follow the parents back from the last level: semantic IDs [B, M, L] and leaves [B, M]."""
+@njit(**LEAN)
+def _trace_one(b, i, level, m, codes, parents, table, out):
+    """Write one semantic ID: what beam m chose at `level`, and its parents before; -1 behind it and for an end code."""
+    for behind in range(level + 1, out.shape[2]):
+        out[b, i, behind] = -1
+    while level >= 0:
+        code = codes[level, b, m]
+        out[b, i, level] = -1 if code == table[level, END] else code
+        m = parents[level, b, m]
+        level -= 1
+
+
+@cached_njit(nogil=True, **LEAN)
+def trace(state, limits, ended, table, best, out, leaves):
+    """Merge what ended before the last level and what came through it, both best first: what ended earlier wins ties.
+
+    Follows the parents back: scores [B, M], semantic IDs [B, M, L] and leaves [B, M].
+    """
+    score, lo, hi, codes, parents, _ = state
+    scores, levels, beams, held, counts = ended
     for b in range(out.shape[0]):
+        early, late, width = 0, 0, limits[0][b]
         for i in range(out.shape[1]):
-            live, m = lo[b, i] < hi[b, i], i
-            leaves[b, i] = lo[b, i] if live else -1
-            for level in range(out.shape[2] - 1, -1, -1):
-                code = codes[level, b, m] if live else -1
-                out[b, i, level] = -1 if code == table[level, END] else code
-                m = parents[level, b, m] if live else 0
+            lives = late < width and lo[b, late] < hi[b, late]
+            if i < width and early < counts[b] and not (lives and score[b, late] > scores[b, early]):
+                best[b, i], leaves[b, i], level = scores[b, early], held[b, early], levels[b, early]
+                out[b, i, level] = -1
+                _trace_one(b, i, level - 1, beams[b, early], codes, parents, table, out)
+                early += 1
+            elif i < width and lives:
+                best[b, i], leaves[b, i] = score[b, late], lo[b, late]
+                _trace_one(b, i, out.shape[2] - 1, late, codes, parents, table, out)
+                late += 1
+            else:
+                best[b, i], leaves[b, i] = NEG_INF, -1
+                for level in range(out.shape[2]):
+                    out[b, i, level] = -1
