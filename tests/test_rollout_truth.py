@@ -375,13 +375,10 @@ def test_a_base_constraint_that_allows_nothing_is_refused(tmp_path, make_tiny_bu
 
 @pytest.mark.server
 def test_a_publish_after_a_refresh_links_what_the_live_version_has(shop, tmp_path):
-    # The first change after a start hands the server its configuration anew, and so starts what it holds once more.
-    shop.two()
     current = shop.repository.path(shop.repository.current())
     names = json.loads((current / "manifest.json").read_text())["sets"]
     new = tmp_path / "new"
     refresh(current, sets_table(tmp_path / "sets.csv", *names, "fresh"), new)
-    pid = shop.stubs()[int(current.name)]
     done = shop.publish(new, keep_previous=True)
     version = shop.repository.path(done.version)
     for name in ("index.safetensors", "catalog.safetensors", "retriever/prefill.onnx", "retriever/decode.onnx"):
@@ -389,7 +386,8 @@ def test_a_publish_after_a_refresh_links_what_the_live_version_has(shop, tmp_pat
     for name in ("sets.safetensors", "manifest.json", "model.py"):
         assert not os.path.samefile(version / name, current / name)
         assert not os.path.samefile(version / name, new / name)
-    assert shop.stubs()[int(current.name)] == pid  # one more name of its files does not start a version again
+    assert shop.held() == [int(current.name), done.version]
+    assert shop.answering() == done.bundle_id
 
 
 def test_files_of_the_users_bundle_are_never_linked_and_a_damaged_published_file_is_not_taken(tmp_path, bundles):
