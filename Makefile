@@ -34,7 +34,7 @@ lint: $(STAMP) ## ruff, mypy, and the contracts of the imports
 	$(BIN)/lint-imports
 
 test: lint ## lint, then every test; starts and stops the real server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
 
 test-interpreted: $(STAMP) ## all tests of the GPU kernel without a GPU, under the interpreter; takes long
 	TRITON_INTERPRET=1 TRIETON_THOROUGH=1 $(BIN)/python -m pytest --timeout=3600 tests/gpu

@@ -58,7 +58,8 @@ def test_the_ensemble_maps_only_what_the_retriever_has(text_ids):
         ({"max_num_results": 1000}, "max_num_results: expected at most max_beam_width = 256, got 1000"),
         ({"device": "tpu"}, "device: expected 'cpu' or 'gpu', got 'tpu'"),
         ({"kernel": "fast"}, "kernel: expected"),
-        ({"threads": -1}, "threads >= 0"),
+        ({"threads": -1}, "threads: expected 0 or a positive number, got -1"),
+        ({"decode_bytes": -1}, "decode_bytes: expected 0 or a positive number, got -1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, text):

@@ -128,6 +128,8 @@ parameters [
   { key: "max_beam_width" value: { string_value: "$max_beam_width" } },
   # Longest history, include or exclude list of one request. The prompt keeps the newest part of a long history.
   { key: "max_list_items" value: { string_value: "$max_list_items" } },
+  # Bytes of logits of one decode; a larger batch is searched in parts. 0 is 64 MiB, on a GPU 1 GiB.
+  { key: "decode_bytes" value: { string_value: "$decode_bytes" } },
   # Kernel of the constrained step: auto, torch, cpu or gpu.
   { key: "kernel" value: { string_value: "$kernel" } },
   # Threads of one operator of an instance. More than one helps only where cores stand idle; never more than the
@@ -186,6 +188,7 @@ def render_config(
     default_beam_width: int = 20,
     max_beam_width: int = 256,
     max_list_items: int = 10_000,
+    decode_bytes: int = 0,
     max_queue_size: int = 0,
     kernel: str = "auto",
     threads: int = 1,
@@ -196,6 +199,7 @@ def render_config(
         name: the model's name; another one serves a second catalogue beside the first.
         text_ids: item ids of the catalogue are strings (else int64).
         device: "cpu", or "gpu" for one group of instances per visible GPU.
+        decode_bytes: logits of one decode, requests * beams * vocabulary * 4 bytes; 0 is the engine's own bound.
         max_queue_size: requests that may wait; 0 sets no bound, see the comment in the result.
         threads: of one operator, per instance; 0 is 1.
 
@@ -224,17 +228,19 @@ def render_config(
         raise ValueError(f"device: expected 'cpu' or 'gpu', got {device!r}")
     if kernel not in ("auto", "torch", "cpu", "gpu"):
         raise ValueError(f"kernel: expected 'auto', 'torch', 'cpu' or 'gpu', got {kernel!r}")
-    if threads < 0 or max_queue_size < 0:
-        raise ValueError(f"expected threads >= 0 and max_queue_size >= 0, got {threads} and {max_queue_size}")
+    zero_is_own = {"decode_bytes": decode_bytes, "threads": threads}
+    for option, value in {**zero_is_own, "max_queue_size": max_queue_size}.items():
+        if value < 0:
+            raise ValueError(f"{option}: expected 0 or a positive number, got {value}")
     return _RETRIEVER.substitute(
         counts,
+        **zero_is_own,
         name=name,
         id_type=_id_type(text_ids),
         padding='""' if text_ids else "-1",
         instance_kind=f"KIND_{device.upper()}",
         queue_policy=_POLICY.substitute(max_queue_size=max_queue_size) if max_queue_size else _NO_POLICY,
         kernel=kernel,
-        threads=threads,
     )
 
 
